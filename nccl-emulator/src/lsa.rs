@@ -93,7 +93,9 @@ fn step(state: &mut Option<State>, launch: &mut Launch<'_>) -> Result<Progress, 
         Poll::Pending => Ok(Progress::Waiting),
         Poll::Ready(Outcome::Done) => Ok(Progress::Done),
         // The failure is already recorded in memory.
-        Poll::Ready(Outcome::Missing(_) | Outcome::Aborted) => Ok(Progress::Done),
+        Poll::Ready(Outcome::Missing(_) | Outcome::Differs(_) | Outcome::Aborted) => {
+            Ok(Progress::Done)
+        }
     }
 }
 
@@ -109,6 +111,12 @@ impl Device<'_, '_> {
     fn flag(&self, rank: u32, source: u32) -> u64 {
         let Arguments { layout, epoch, .. } = self.arguments;
         self.arguments.windows[rank as usize] + layout.flag_offset(*epoch, source)
+    }
+
+    /// The address of the size that `source` tells in the window of `rank`.
+    fn size(&self, rank: u32, source: u32) -> u64 {
+        let Arguments { layout, epoch, .. } = self.arguments;
+        self.arguments.windows[rank as usize] + layout.size_offset(*epoch, source)
     }
 
     /// The address of the slot that `source` fills in the window of `rank`.
@@ -154,13 +162,20 @@ impl Machine for Device<'_, '_> {
     }
 
     fn release(&mut self, peer: u32) -> Result<(), Violation> {
-        let flag = self.flag(peer, self.arguments.rank);
+        let Arguments { rank, bytes, .. } = *self.arguments;
+        let (size, flag) = (self.size(peer, rank), self.flag(peer, rank));
+        self.launch.write(size, &[bytes])?;
         self.launch.store_release(flag, self.arguments.epoch)
     }
 
     fn acquire(&mut self, source: u32) -> Result<bool, Violation> {
         let flag = self.flag(self.arguments.rank, source);
         Ok(self.launch.load_acquire(flag)? == self.arguments.epoch)
+    }
+
+    fn is_as_large(&mut self, source: u32) -> Result<bool, Violation> {
+        let Arguments { rank, bytes, .. } = *self.arguments;
+        Ok(self.launch.read::<u64>(self.size(rank, source), 1)? == [bytes])
     }
 
     fn take(&mut self, source: u32) -> Result<(), Violation> {

@@ -301,6 +301,30 @@ fn a_rank_that_is_not_launched_is_named_after_the_timeout() {
 }
 
 #[test]
+fn blocks_of_another_size_are_not_taken_and_their_ranks_are_named() {
+    let test = "blocks_of_another_size_are_not_taken_and_their_ranks_are_named";
+    alone(test, &[], || {
+        let world = World::new();
+        let limit = Duration::from_secs(10);
+        for (rank, bytes) in [(0, 16), (1, 16), (2, 4096)] {
+            world.ranks[rank as usize].prepare(bytes, 1);
+            world.launch(rank, bytes, 1, limit);
+        }
+        for rank in &world.ranks {
+            rank.synchronize();
+        }
+        assert_eq!(world.outcome(0), Outcome::Differs(2));
+        assert_eq!(world.outcome(1), Outcome::Differs(2));
+        assert!(matches!(world.outcome(2), Outcome::Differs(0 | 1)));
+        // Of rank 2, rank 0 has received nothing.
+        world.ranks[0].context.bind_to_thread().unwrap();
+        let received = read(world.ranks[0].recv, 3 * 16);
+        assert!(received[2 * 16..].iter().all(|&byte| byte == UNTOUCHED));
+        assert!(violations().is_empty());
+    });
+}
+
+#[test]
 fn the_abort_flag_ends_a_wait_and_other_streams_go_on_before() {
     let test = "the_abort_flag_ends_a_wait_and_other_streams_go_on_before";
     alone(test, &[], || {

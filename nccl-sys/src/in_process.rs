@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,15 @@ pub(crate) struct Copy {
     pub(crate) object: Option<Object>,
 }
 
+impl Copy {
+    /// Whether its code lies there. Its file may have another name by now: a package that is upgraded removes the file and
+    /// points the link, by which it was opened, to the new one.
+    fn is_in(&self, addresses: &Range<usize>) -> bool {
+        self.object
+            .is_some_and(|object| addresses.contains(&object.symbol(MARK).addr()))
+    }
+}
+
 /// Returns all copies of NCCL in this process, each once.
 pub(crate) fn copies() -> Vec<Copy> {
     let mut copies = Vec::new();
@@ -37,11 +47,12 @@ pub(crate) fn copies() -> Vec<Copy> {
     }
 
     // By mapped files: a library that was opened by path and has another name.
-    for file in mapped_files() {
+    for Code { addresses, file } in mapped_code() {
+        let is_known = |copy: &Copy| copy.file == file || copy.is_in(&addresses);
         match Object::already_loaded(file.as_os_str()) {
             Some(object) if object.defines(MARK) => add(&mut copies, object),
             Some(_) => (),
-            None if is_nccl_by_name(&file) && !copies.iter().any(|copy| copy.file == file) => {
+            None if is_nccl_by_name(&file) && !copies.iter().any(is_known) => {
                 copies.push(Copy { file, object: None });
             }
             None => (),
@@ -74,33 +85,37 @@ fn add(copies: &mut Vec<Copy>, object: Object) {
     }
 }
 
-/// Returns the files with code in this process that may be NCCL by their names, each once.
-fn mapped_files() -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for line in fs::read("/proc/self/maps")
-        .unwrap_or_default()
-        .split(|byte| *byte == b'\n')
-    {
-        if let Some(file) = file_with_code(line)
-            && !files.contains(&file)
-        {
-            files.push(file);
-        }
-    }
-    files
+/// A file's code in this process.
+struct Code {
+    addresses: Range<usize>,
+    file: PathBuf,
 }
 
-/// Returns the file of one line of `/proc/self/maps`, if it is an executable mapping of a file whose name
+/// Returns the code in this process whose file may be NCCL by its name.
+fn mapped_code() -> Vec<Code> {
+    let maps = fs::read("/proc/self/maps").unwrap_or_default();
+    let lines = maps.split(|byte| *byte == b'\n');
+    lines.filter_map(code).collect()
+}
+
+/// Returns the code of one line of `/proc/self/maps`, if it is an executable mapping of a file whose name
 /// is like NCCL's.
-fn file_with_code(line: &[u8]) -> Option<PathBuf> {
+fn code(line: &[u8]) -> Option<Code> {
     // address, permissions, offset, device, inode, and after blanks the path.
-    let permissions = line.split(|byte| *byte == b' ').nth(1)?;
+    let mut fields = line.split(|byte| *byte == b' ');
+    let (addresses, permissions) = (fields.next()?, fields.next()?);
+    let (start, end) = str::from_utf8(addresses).ok()?.split_once('-')?;
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    let addresses = address(start)?..address(end)?;
     let path = &line[line.iter().position(|byte| *byte == b'/')?..];
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     let path = Path::new(OsStr::from_bytes(path));
     let name = path.file_name()?.as_bytes();
     let candidate = name.starts_with(b"libnccl") && name.windows(3).any(|part| part == b".so");
-    (permissions.contains(&b'x') && candidate).then(|| path.to_owned())
+    (permissions.contains(&b'x') && candidate).then(|| Code {
+        addresses,
+        file: path.to_owned(),
+    })
 }
 
 /// Returns whether a file for which the linker has no handle is NCCL by its name, and not one of its plugins
@@ -115,7 +130,7 @@ mod tests {
     use super::*;
 
     fn file(line: &str) -> Option<String> {
-        file_with_code(line.as_bytes()).map(|path| path.display().to_string())
+        code(line.as_bytes()).map(|code| code.file.display().to_string())
     }
 
     #[test]
@@ -126,6 +141,8 @@ mod tests {
             file(line).as_deref(),
             Some("/opt/my libs/libnccl.so.2.27.7")
         );
+        let addresses = code(line.as_bytes()).map(|code| code.addresses);
+        assert_eq!(addresses, Some(0x7f2a_1000_0000..0x7f2a_2000_0000));
         let line = "7f2a10000000-7f2a20000000 r-xp 00001000 00:01 131    /x/libnccl.so.2 (deleted)";
         assert_eq!(file(line).as_deref(), Some("/x/libnccl.so.2"));
     }

@@ -258,7 +258,7 @@ pub struct Loaded {
     pub api: Api,
     /// The version that its `ncclGetVersion` returns.
     pub version: Version,
-    /// Its file, with links resolved. For a library that exists only in memory, the system's name for
+    /// Its file, with links resolved as they are now. For a library that exists only in memory, the system's name for
     /// it, such as `/memfd:NAME (deleted)`.
     pub path: PathBuf,
     /// Why this file was chosen.

@@ -209,6 +209,38 @@ fn a_block_that_does_not_come_is_an_error_that_names_its_rank() {
 }
 
 #[test]
+fn blocks_of_different_sizes_are_an_error_and_not_wrong_bytes() {
+    if !support::needs_nvrtc() {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[1u8; 64])?;
+        let mut y = stream.alloc_zeros::<u8>(64)?;
+        all_to_all
+            .exchange(x.slice(..32), y.slice_mut(..32))?
+            .wait()?;
+        world.barrier("of one size")?;
+        let len = 32 << comm.rank();
+        let error = all_to_all
+            .exchange(x.slice(..len), y.slice_mut(..len))
+            .and_then(|done| done.wait())
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("of the same size"), "{text}");
+        let culprit = error.fault().and_then(|fault| fault.culprit());
+        assert!(
+            culprit.is_some() || matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+            "{text}"
+        );
+        world.barrier("told")?;
+        assert!(comm.barrier().is_err());
+        Outcome::Ok(())
+    });
+}
+
+#[test]
 fn an_abort_of_another_rank_ends_the_wait() {
     if !support::needs_nvrtc() {
         return;

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
+use nccl::device_api::LoadStoreAllToAll;
 use nccl::one_sided::{Signals, Target, Window};
-use nccl::{Communicator, ErrorKind, World};
+use nccl::{Buffer, Communicator, ErrorKind, World};
+use nccl_emulator::faults;
 
 use crate::support::gate::Gate;
 use crate::support::{self, ranks_as_processes, ranks_as_threads};
@@ -244,6 +246,87 @@ fn windows_of_different_lengths_are_refused_on_all_ranks_alike() {
         comm.barrier()?;
         Ok::<(), Box<dyn std::error::Error>>(())
     });
+}
+
+/// What fails on rank 1 alone, after the ranks have agreed or while they do.
+#[test]
+fn a_rank_that_cannot_have_its_part_of_a_window_is_not_waited_for() {
+    if !support::needs_emulator("calls that fail on purpose") {
+        return;
+    }
+    const FAILED: u32 = 2;
+    type Call = fn(&Communicator, Buffer<u8>) -> nccl::Result<()>;
+    let window: Call = |comm, _| comm.window::<u8>(8).map(drop);
+    let register: Call = |comm, buffer| comm.register_window(buffer).map(drop);
+    // The function that fails, on a thread of `nccl` or on that of the program, and which of its calls; else each.
+    let cases: [(&str, bool, Option<u64>, Call); 6] = [
+        ("ncclCommQueryProperties", true, None, window),
+        // For the comparison, behind the registration, and for the connections.
+        ("cuStreamCreate", false, Some(1), window),
+        ("cuStreamCreate", false, Some(2), window),
+        ("cuStreamCreate", false, Some(3), window),
+        ("cuEventCreate", false, None, register),
+        ("cuCtxSetCurrent", true, None, register),
+    ];
+    for (function, is_detached, nth, call) in cases {
+        ranks_as_processes(2, move |world| {
+            let (_, comm) = start(&world)?;
+            let buffer = comm.buffer(8)?;
+            world.barrier("started")?;
+            let fault = (comm.rank() == 1).then(|| {
+                let fault = faults::at_call(function);
+                let fault = match nth {
+                    Some(nth) => fault.nth(nth),
+                    None => fault,
+                };
+                match is_detached {
+                    true => fault.on_threads_named("nccl-call").fail(FAILED),
+                    false => fault.on_this_thread().fail(FAILED),
+                }
+            });
+            let begun = Instant::now();
+            let Err(error) = call(&comm, buffer) else {
+                panic!("a window without {function} {nth:?}")
+            };
+            let (took, text) = (begun.elapsed(), format!("{function} {nth:?}: {error:#}"));
+            assert!(took < Duration::from_secs(10), "{took:?} {text}");
+            assert!(fault.is_none_or(|fault| fault.hits() > 0), "{text}");
+            let fault = error.fault().unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(fault.culprit(), Some(1), "{text}");
+            world.barrier("told")?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        });
+    }
+}
+
+#[test]
+fn a_rank_without_memory_for_its_part_of_a_window_costs_no_communicator() {
+    if !support::needs_emulator("an allocation that fails on purpose") {
+        return;
+    }
+    const FAILED: u32 = 2;
+    type Call = fn(&Communicator) -> nccl::Result<()>;
+    let window: Call = |comm| comm.window::<u8>(8).map(drop);
+    let load_store: Call = |comm| LoadStoreAllToAll::new(comm, 16).map(drop);
+    for call in [window, load_store] {
+        ranks_as_processes(2, move |world| {
+            let (_, comm) = start(&world)?;
+            world.barrier("started")?;
+            let fault = (comm.rank() == 1).then(|| faults::at_call("ncclMemAlloc").fail(FAILED));
+            let begun = Instant::now();
+            let error = call(&comm).unwrap_err();
+            assert!(begun.elapsed() < Duration::from_secs(10), "{error:#}");
+            assert!(error.fault().is_none(), "{error:#}");
+            let is_told = matches!(error.kind(), ErrorKind::Unavailable { .. });
+            assert_eq!(is_told, comm.rank() == 0, "{error:#}");
+            let names = error.to_string().contains("rank 1 cannot ");
+            assert_eq!(names, comm.rank() == 0, "{error:#}");
+            drop(fault);
+            // The ranks can try again.
+            comm.window::<u8>(8)?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        });
+    }
 }
 
 /// On the emulator and on NVIDIA's library alike, NCCL reports success and creates no window.

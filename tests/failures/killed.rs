@@ -72,3 +72,48 @@ fn a_killed_rank_ends_the_others_at_their_limit() {
     // The timeout, the abort, and a loaded machine.
     assert!(killed.elapsed() < Duration::from_secs(30));
 }
+
+/// One rank: rank 0 sends a message, and the others wait for another one.
+fn wait_for_messages(world: &World) -> Result<(), Box<dyn std::error::Error>> {
+    let steps = world.channel("steps");
+    if world.rank() == 0 {
+        steps.send(b"first")?;
+        println!("sent");
+        std::thread::sleep(SOON);
+        return Err("nobody killed this rank".into());
+    }
+    assert!(steps.recv(SOON)?.is_some());
+    println!("waits");
+    let error = steps.recv(SOON).expect_err("the coordinator is killed");
+    println!("error: {}", format!("{error:#}").replace('\n', " "));
+    let again = steps.recv(SOON).expect_err("the channel is closed");
+    assert_eq!(again.to_string(), error.to_string());
+    // The other rank may have left meanwhile.
+    steps.send(b"x").expect_err("the channel is closed");
+    Ok(())
+}
+
+#[test]
+fn a_killed_coordinator_is_the_cause_for_all_ranks_that_wait_for_a_message() {
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        wait_for_messages(&world).expect("this rank survives");
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    for rank in &mut ranks[1..] {
+        rank.says("waits");
+    }
+    let mut coordinator = ranks.remove(0);
+    coordinator.says("sent");
+    coordinator.kill();
+    for mut rank in ranks {
+        let said = rank.says("error: ");
+        assert!(
+            said.contains("rank 0 (") && said.contains("it died"),
+            "{said}"
+        );
+        assert!(!said.contains("may be lost"), "{said}");
+        rank.succeeds(Duration::from_secs(20));
+    }
+}

@@ -6,6 +6,7 @@
 #define FLAG_BYTES 64ull
 #define DATA_ALIGNMENT 4096ull
 #define ABORTED 0xFFFFFFFFu
+#define DIFFERS 0x80000000u
 // Looks at the flag between two looks at the host's memory and the clock: a load over PCIe takes longer than one of the
 // device's own memory.
 #define LOOKS 64
@@ -28,6 +29,13 @@ static __device__ __forceinline__ u32 acquire(u64 flag)
     u32 value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
     return value;
+}
+
+// The size of the block whose flag this is. It is written before the flag is released, and read after it is acquired; volatile,
+// so that it is not read through the cache of constants.
+static __device__ __forceinline__ volatile u64* size_beside(u64 flag)
+{
+    return reinterpret_cast<volatile u64*>(flag + sizeof(u64));
 }
 
 static __device__ __forceinline__ u64 nanoseconds()
@@ -57,14 +65,15 @@ static __device__ __forceinline__ void copy(byte* to, const byte* from, u64 byte
 // Exchanges one block of bytes between each two ranks; send and recv do not overlap.
 //
 // send, recv   ranks * bytes
-// bytes        of one block, at most capacity; may be 0
+// bytes        of one block, at most capacity, the same on all ranks, which is checked; may be 0
 // windows      for each rank, the address at which this device reaches that rank's window
 // epoch        the same on all ranks, never 0, one more with each launch (lsa_protocol::next_epoch)
 // capacity     bytes of a slot, a multiple of 16
 // abort_flag   memory of the host that this device reads; not 0: leave
 // timeout_ns   0: no limit
 // status       two words of memory of host and device, 0 before. The first stays 0, or becomes 1 + the rank of a block that
-//              did not come in time, or ABORTED, and stays so; the second is the epoch that was begun last
+//              did not come in time, DIFFERS + the rank of a block of another size, or ABORTED, and stays so; the second is
+//              the epoch that was begun last
 //
 // Grid: ranks blocks of BLOCK_THREADS threads. Block c pushes to rank + c and takes from rank - c, so that block c of one
 // rank waits for block c of another, and the ranks do not all write to the same one at once.
@@ -113,7 +122,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) nccl_lsa_all_to_all(
     __syncthreads();
 
     if (threadIdx.x == 0) {
-        release(theirs + (buffer + rank) * FLAG_BYTES, epoch);
+        const u64 set = theirs + (buffer + rank) * FLAG_BYTES;
+        *size_beside(set) = bytes;
+        release(set, epoch);
         const u64 flag = own + (buffer + source) * FLAG_BYTES;
         u32 ended = 0;
         for (u32 looks = 1; acquire(flag) != epoch; ++looks) {
@@ -128,6 +139,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) nccl_lsa_all_to_all(
                 ended = 1 + source;
                 break;
             }
+        }
+        if (ended == 0 && *size_beside(flag) != bytes) {
+            ended = DIFFERS | source;
         }
         // The first block that fails says why.
         if (ended != 0 && atomicCAS(failed, 0u, ended) == 0) {

@@ -4,15 +4,16 @@
 //! Pushing ──all blocks pushed, all flags released──▶ Taking
 //!    └──an earlier exchange failed────▶ as that
 //! Taking  ──all blocks taken──▶ Done
-//!    ├──the flag of the host──▶ Aborted
-//!    └──the deadline──────────▶ Missing
+//!    ├──a block of another size──▶ Differs
+//!    ├──the flag of the host─────▶ Aborted
+//!    └──the deadline─────────────▶ Missing
 //! ```
 //!
 //! The kernel does the same with one thread block for each peer, which pushes to one rank and takes from another.
 
 use std::task::Poll;
 
-use crate::STATUS_ABORTED;
+use crate::{STATUS_ABORTED, STATUS_DIFFERS};
 
 /// The memory and the clock of one rank in one epoch.
 ///
@@ -33,7 +34,8 @@ pub trait Machine {
     /// The access failed.
     fn push(&mut self, peer: u32) -> Result<(), Self::Error>;
 
-    /// Sets this rank's flag in the window of `peer` to the epoch, with release ordering.
+    /// Writes the size of a block beside this rank's flag in the window of `peer`, and then sets that flag to the epoch, with
+    /// release ordering.
     ///
     /// # Errors
     /// The access failed.
@@ -44,6 +46,12 @@ pub trait Machine {
     /// # Errors
     /// The access failed.
     fn acquire(&mut self, source: u32) -> Result<bool, Self::Error>;
+
+    /// Returns whether the size beside the flag of `source`, which was seen to be the epoch, is that of this rank's blocks.
+    ///
+    /// # Errors
+    /// The access failed.
+    fn is_as_large(&mut self, source: u32) -> Result<bool, Self::Error>;
 
     /// Copies the block of `source` out of this rank's own window.
     ///
@@ -80,6 +88,8 @@ pub enum Outcome {
     Done,
     /// The block of this rank did not arrive in time; those of other ranks may be missing as well.
     Missing(u32),
+    /// The block of this rank has another size than the blocks of the rank that received it.
+    Differs(u32),
     /// The host told the kernel to leave.
     Aborted,
 }
@@ -92,6 +102,7 @@ impl Outcome {
     ///
     /// assert_eq!(Outcome::Done.status(), 0);
     /// assert_eq!(Outcome::Missing(0).status(), 1);
+    /// assert_eq!(Outcome::Differs(2).status(), 0x8000_0002);
     /// assert_eq!(Outcome::Aborted.status(), 0xFFFF_FFFF);
     /// ```
     #[must_use]
@@ -99,6 +110,7 @@ impl Outcome {
         match self {
             Self::Done => 0,
             Self::Missing(source) => 1 + source,
+            Self::Differs(source) => STATUS_DIFFERS | source,
             Self::Aborted => STATUS_ABORTED,
         }
     }
@@ -115,6 +127,7 @@ impl Outcome {
         match status {
             0 => Self::Done,
             STATUS_ABORTED => Self::Aborted,
+            source if source >= STATUS_DIFFERS => Self::Differs(source - STATUS_DIFFERS),
             source => Self::Missing(source - 1),
         }
     }
@@ -142,6 +155,9 @@ impl Outcome {
 ///         Ok(self.0.push(format!("release to {peer}")))
 ///     }
 ///     fn acquire(&mut self, _source: u32) -> Result<bool, Infallible> {
+///         Ok(true)
+///     }
+///     fn is_as_large(&mut self, _source: u32) -> Result<bool, Infallible> {
 ///         Ok(true)
 ///     }
 ///     fn take(&mut self, source: u32) -> Result<(), Infallible> {
@@ -215,7 +231,8 @@ impl Exchange {
     /// take.
     ///
     /// Blocks that have arrived are taken before the abort flag and the deadline are checked, so an exchange whose
-    /// blocks are all there is done however late it is. After `Ready` or an error it must not be called again.
+    /// blocks are all there is done however late it is. A block of another size is not taken. After `Ready` or an error it must not
+    /// be called again.
     ///
     /// # Errors
     /// The error of the machine.
@@ -233,23 +250,23 @@ impl Exchange {
             machine.keep()?;
             self.pushed = true;
         }
-        let mut failed = None;
+        let mut ended = None;
         self.missing.retain(|&source| {
-            if failed.is_some() {
+            if ended.is_some() {
                 return true;
             }
-            match machine.acquire(source) {
-                Ok(true) => match machine.take(source) {
-                    Ok(()) => return false,
-                    Err(error) => failed = Some(error),
-                },
-                Ok(false) => {}
-                Err(error) => failed = Some(error),
+            match Self::try_take(machine, source) {
+                Ok(Arrival::Taken) => return false,
+                Ok(Arrival::None) => {}
+                Ok(Arrival::Differs) => ended = Some(Ok(Outcome::Differs(source))),
+                Err(error) => ended = Some(Err(error)),
             }
             true
         });
-        if let Some(error) = failed {
-            return Err(error);
+        if let Some(ended) = ended {
+            let outcome = ended?;
+            machine.fail(outcome)?;
+            return Ok(Poll::Ready(outcome));
         }
         let Some(&source) = self.missing.first() else {
             return Ok(Poll::Ready(Outcome::Done));
@@ -264,6 +281,24 @@ impl Exchange {
         machine.fail(outcome)?;
         Ok(Poll::Ready(outcome))
     }
+
+    fn try_take<M: Machine>(machine: &mut M, source: u32) -> Result<Arrival, M::Error> {
+        if !machine.acquire(source)? {
+            return Ok(Arrival::None);
+        }
+        if !machine.is_as_large(source)? {
+            return Ok(Arrival::Differs);
+        }
+        machine.take(source)?;
+        Ok(Arrival::Taken)
+    }
+}
+
+/// What a look at the flag of a rank has found.
+enum Arrival {
+    None,
+    Taken,
+    Differs,
 }
 
 #[cfg(test)]
@@ -275,6 +310,8 @@ mod tests {
     struct Script {
         calls: Vec<(&'static str, u32)>,
         come: Vec<u32>,
+        /// The ranks whose blocks have another size.
+        differ: Vec<u32>,
         aborted: bool,
         overdue: bool,
         failed: Option<Outcome>,
@@ -309,6 +346,10 @@ mod tests {
 
         fn acquire(&mut self, source: u32) -> Result<bool, &'static str> {
             Ok(self.come.contains(&source))
+        }
+
+        fn is_as_large(&mut self, source: u32) -> Result<bool, &'static str> {
+            Ok(!self.differ.contains(&source))
         }
 
         fn take(&mut self, source: u32) -> Result<(), &'static str> {
@@ -383,6 +424,25 @@ mod tests {
     }
 
     #[test]
+    fn a_block_of_another_size_is_not_taken_and_ends_the_exchange() {
+        let mut script = Script {
+            come: vec![1, 2],
+            differ: vec![1],
+            ..Script::default()
+        };
+        let differs = Ok(Poll::Ready(Outcome::Differs(1)));
+        assert_eq!(Exchange::new(0, 3).step(&mut script), differs);
+        assert_eq!(script.calls.last(), Some(&("take", 2)));
+        assert_eq!(Exchange::new(0, 3).step(&mut script), differs);
+        // Before it has come, its size is not looked at.
+        let mut script = Script {
+            differ: vec![1],
+            ..Script::default()
+        };
+        assert_eq!(Exchange::new(0, 2).step(&mut script), Ok(Poll::Pending));
+    }
+
+    #[test]
     fn after_a_failure_nothing_is_pushed() {
         let mut script = Script {
             overdue: true,
@@ -426,7 +486,15 @@ mod tests {
 
     #[test]
     fn a_status_is_read_as_it_was_written() {
-        for outcome in [Outcome::Done, Outcome::Missing(7), Outcome::Aborted] {
+        let last = i32::MAX as u32 - 1;
+        for outcome in [
+            Outcome::Done,
+            Outcome::Missing(7),
+            Outcome::Missing(last),
+            Outcome::Differs(0),
+            Outcome::Differs(last),
+            Outcome::Aborted,
+        ] {
             assert_eq!(Outcome::from_status(outcome.status()), outcome);
         }
     }

@@ -1,7 +1,8 @@
 //! The positions of flags and slots in a window.
 //!
 //! ```text
-//! 0                       flags   [2][ranks]  FLAG_BYTES each, so that no two share a line of the cache
+//! 0                       flags   [2][ranks]  FLAG_BYTES each, so that no two share a line of the cache; in each, behind
+//!                                             the flag, the size of the block
 //! behind them             failed              how the first exchange failed that did; of this rank alone
 //! next multiple of 4096   slots   [2][ranks]  capacity bytes each
 //! ```
@@ -11,7 +12,7 @@
 use std::error::Error;
 use std::fmt;
 
-/// The distance between two flags in bytes. A flag is a `u32` at its start.
+/// The distance between two flags in bytes. A flag is a `u32` at its start; [`Layout::size_offset`] is in it as well.
 ///
 /// ```
 /// assert_eq!(lsa_protocol::FLAG_BYTES, 64);
@@ -155,6 +156,20 @@ impl Layout {
     #[must_use]
     pub const fn flag_offset(&self, epoch: u32, source: u32) -> u64 {
         self.slot(epoch, source) * FLAG_BYTES
+    }
+
+    /// The position of the `u64` in which `source` tells the size of its block in `epoch`: in the line of its flag.
+    ///
+    /// # Panics
+    /// There is no such rank.
+    ///
+    /// ```
+    /// assert_eq!(lsa_protocol::Layout::new(8, 1024)?.size_offset(2, 3), 3 * 64 + 8);
+    /// # Ok::<(), lsa_protocol::LayoutError>(())
+    /// ```
+    #[must_use]
+    pub const fn size_offset(&self, epoch: u32, source: u32) -> u64 {
+        self.flag_offset(epoch, source) + size_of::<u64>() as u64
     }
 
     /// The position of the slot that `source` fills in `epoch`.

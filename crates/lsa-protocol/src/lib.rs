@@ -2,8 +2,9 @@
 //! load/store accessible, LSA), by its own kernel instead of NCCL's send and receive.
 //!
 //! Each rank has a *window* of device memory that all ranks reach. An exchange has a number, its *epoch*, which is the
-//! same on all ranks. A rank copies the block for each peer into a slot of that peer's window and then sets the flag of
-//! the slot to the epoch; it waits for the flags of its own window and copies the blocks out.
+//! same on all ranks. A rank copies the block for each peer into a slot of that peer's window, writes its size beside the
+//! flag of the slot, and then sets that flag to the epoch; it waits for the flags of its own window, compares the sizes with
+//! that of its own blocks, and copies the blocks out.
 //!
 //! | item | |
 //! |---|---|
@@ -32,8 +33,8 @@
 //!
 //! This holds as long as
 //!
-//! - every epoch is completed. After [`Outcome::Missing`] or [`Outcome::Aborted`] a late peer may still write, so the
-//!   window serves no other exchange. Launches of that rank that are already on its stream do nothing
+//! - every epoch is completed. After [`Outcome::Missing`], [`Outcome::Differs`] or [`Outcome::Aborted`] a late peer may still
+//!   write, so the window serves no other exchange. Launches of that rank that are already on its stream do nothing
 //!   ([`Layout::failed_offset`]): otherwise they would overwrite blocks that a peer may still take;
 //! - consecutive epochs differ in their last bit, even where the counter wraps around: [`next_epoch`];
 //! - the flags are 0 before the first epoch, on all ranks, before any rank begins;
@@ -72,8 +73,9 @@ pub const KERNEL: &str = "nccl_lsa_all_to_all";
 /// ```
 pub const BLOCK_THREADS: u32 = 256;
 
-/// The status that the kernel writes after an abort; otherwise the status is 0, or one more than the missing rank. The
-/// first failure stays. The word behind it holds the epoch that the kernel has begun.
+/// The status that the kernel writes after an abort; otherwise the status is 0, one more than the missing rank, or
+/// [`STATUS_DIFFERS`] with the rank whose block has another size. The first failure stays. The word behind it holds the epoch
+/// that the kernel has begun.
 ///
 /// ```
 /// use lsa_protocol::{Outcome, STATUS_ABORTED};
@@ -81,6 +83,15 @@ pub const BLOCK_THREADS: u32 = 256;
 /// assert_eq!(Outcome::from_status(STATUS_ABORTED), Outcome::Aborted);
 /// ```
 pub const STATUS_ABORTED: u32 = u32::MAX;
+
+/// The bit of a status that the kernel writes for a block of another size; the rank is in the lower bits.
+///
+/// ```
+/// use lsa_protocol::{Outcome, STATUS_DIFFERS};
+///
+/// assert_eq!(Outcome::from_status(STATUS_DIFFERS + 3), Outcome::Differs(3));
+/// ```
+pub const STATUS_DIFFERS: u32 = 1 << 31;
 
 /// The last epoch before [`next_epoch`] wraps around to 1. It is even, so that the next one uses the other buffer.
 ///

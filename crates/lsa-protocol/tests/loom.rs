@@ -29,6 +29,8 @@ enum Mistake {
     RelaxedLook,
     /// A flag is set before the block is copied.
     FlagFirst,
+    /// A flag is set before the size beside it.
+    SizeLast,
     /// A rank goes on after an exchange that failed.
     GoesOn,
 }
@@ -37,6 +39,8 @@ enum Mistake {
 struct Window {
     flags: Vec<AtomicU32>,
     slots: Vec<UnsafeCell<u32>>,
+    /// Beside the flags, the sizes of the blocks.
+    sizes: Vec<UnsafeCell<u64>>,
     failed: AtomicU32,
 }
 
@@ -44,6 +48,8 @@ struct World {
     ranks: u32,
     mistake: Mistake,
     windows: Vec<Window>,
+    /// The rank whose blocks are larger than those of the others.
+    larger: Option<u32>,
     /// Steps after which an exchange gives up.
     patience: u32,
     /// The host's flag, in a test that has one: each check of it is one more point where threads can switch.
@@ -55,12 +61,14 @@ impl World {
         let window = |_| Window {
             flags: (0..2 * ranks).map(|_| AtomicU32::new(0)).collect(),
             slots: (0..2 * ranks).map(|_| UnsafeCell::new(0)).collect(),
+            sizes: (0..2 * ranks).map(|_| UnsafeCell::new(0)).collect(),
             failed: AtomicU32::new(0),
         };
         Self {
             ranks,
             mistake,
             windows: (0..ranks).map(window).collect(),
+            larger: None,
             patience: u32::MAX,
             aborted: None,
         }
@@ -96,6 +104,24 @@ impl Rank<'_> {
         &self.world.windows[window as usize].slots[index as usize]
     }
 
+    fn size(&self, window: u32, source: u32) -> &UnsafeCell<u64> {
+        let index = self.epoch % 2 * self.world.ranks + source;
+        &self.world.windows[window as usize].sizes[index as usize]
+    }
+
+    /// The size of this rank's blocks.
+    fn bytes(&self) -> u64 {
+        4 + u64::from(self.world.larger == Some(self.rank))
+    }
+
+    fn tell_size(&self, peer: u32) {
+        let bytes = self.bytes();
+        self.size(peer, self.rank).with_mut(|size| {
+            // SAFETY: loom fails here if another thread may use the size; none has a reference to it.
+            unsafe { *size = bytes }
+        });
+    }
+
     fn copy(&self, peer: u32) {
         let value = block(self.rank, peer, self.epoch);
         self.slot(peer, self.rank).with_mut(|slot| {
@@ -125,7 +151,13 @@ impl Machine for Rank<'_> {
             Mistake::RelaxedSet => Ordering::Relaxed,
             _ => Ordering::Release,
         };
+        if self.world.mistake != Mistake::SizeLast {
+            self.tell_size(peer);
+        }
         self.flag(peer, self.rank).store(self.epoch, order);
+        if self.world.mistake == Mistake::SizeLast {
+            self.tell_size(peer);
+        }
         if self.world.mistake == Mistake::FlagFirst {
             self.copy(peer);
         }
@@ -143,6 +175,12 @@ impl Machine for Rank<'_> {
             "a flag of a later epoch"
         );
         Ok(flag == self.epoch)
+    }
+
+    fn is_as_large(&mut self, source: u32) -> Result<bool, Infallible> {
+        let size = self.size(self.rank, source);
+        // SAFETY: loom fails here if another thread may write the size.
+        Ok(size.with(|size| unsafe { *size }) == self.bytes())
     }
 
     fn take(&mut self, source: u32) -> Result<(), Infallible> {
@@ -279,6 +317,29 @@ fn a_flag_without_acquire_shows_a_block_that_is_not_there() {
 #[should_panic(expected = "Causality violation")]
 fn a_flag_before_its_block_shows_a_block_that_is_not_there() {
     check(None, 1, || World::new(2, Mistake::FlagFirst));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_flag_before_its_size_shows_a_size_that_is_not_there() {
+    check(None, 1, || World::new(2, Mistake::SizeLast));
+}
+
+#[test]
+fn ranks_whose_blocks_differ_find_that_whoever_comes_first() {
+    loom::model(|| {
+        let world = Arc::new(World {
+            larger: Some(1),
+            ..World::new(2, Mistake::None)
+        });
+        let theirs = Arc::clone(&world);
+        let other = loom::thread::spawn(move || exchange(&theirs, 1, 1));
+        for (peer, (outcome, received)) in [(1, exchange(&world, 0, 1)), (0, other.join().unwrap())]
+        {
+            assert_eq!(outcome, Outcome::Differs(peer));
+            assert_eq!(received[peer as usize], 0, "it is not taken");
+        }
+    });
 }
 
 #[test]

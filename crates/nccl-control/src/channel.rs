@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use super::exchange::check_rank;
 use super::inbox::ReceiveOutcome;
 use super::request::{NO_ANSWER, Request};
-use super::round::RequestError;
 use super::service::{CAPACITY, LARGEST_MESSAGE};
 use super::world::World;
 #[cfg(doc)]
@@ -28,9 +27,11 @@ impl World {
 
 /// Ordered messages between all ranks of a [`World`], from [`World::channel`].
 ///
-/// When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the same error,
-/// which names the rank. If that rank is the coordinator, through which all messages pass, some ranks may have received
-/// more of the last messages than others.
+/// Each rank receives each message once, in the order of all messages of the channel, also after its connection was
+/// interrupted. When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the
+/// same error, which names the rank. If that rank is the coordinator, through which all messages pass, some ranks may have
+/// received more of the last messages than others. The same holds, with an error that says so, if another rank coordinates
+/// now because the coordinator was not reached for some time, although it lives.
 ///
 /// ```
 /// fn replicate(steps: &nccl::control::Channel<'_>, step: &[u8]) -> nccl::Result<()> {
@@ -64,7 +65,7 @@ impl Channel<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names the ranks that have not taken their messages within the world's
-    /// timeout, or the rank that has departed; [`ErrorKind::Io`] for a message that is too large.
+    /// timeout, or the rank that has departed or no longer coordinates; [`ErrorKind::Io`] for a message that is too large.
     ///
     /// ```
     /// nccl::World::single().channel("steps").send(b"to nobody")?;
@@ -117,7 +118,7 @@ impl Channel<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names the rank that has departed, after all messages sent before that have been
-    /// received.
+    /// received, or the rank that no longer coordinates.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -130,16 +131,14 @@ impl Channel<'_> {
         let topic = format!("channel/{}", self.name);
         match session.inbox.receive(&self.name, deadline_after(timeout)) {
             ReceiveOutcome::Message { from, bytes, took } => {
-                if let Some(count) = took {
+                if let Some(taken) = took {
                     let channel = self.name.clone();
-                    session.send(NO_ANSWER, Request::Consumed { channel, count });
+                    session.send(NO_ANSWER, Request::Consumed { channel, taken });
                 }
                 Ok(Some(ChannelMessage { from, bytes }))
             }
             ReceiveOutcome::Late => Ok(None),
-            ReceiveOutcome::ChannelsClosed(rank, departure) => {
-                Err(session.error_of(&topic, &RequestError::Departed { rank, departure }))
-            }
+            ReceiveOutcome::ChannelsEnded(why) => Err(session.error_of(&topic, &why)),
             ReceiveOutcome::Closed(why) => {
                 // The inbox is closed, so this does not wait.
                 let lost = (session.coordinator(), why);

@@ -51,6 +51,8 @@ pub(super) enum Push {
     Message {
         channel: String,
         from: usize,
+        /// The messages of the channel to this rank are numbered from 1.
+        number: u64,
         #[serde(with = "bytes")]
         bytes: Arc<[u8]>,
     },
@@ -59,6 +61,15 @@ pub(super) enum Push {
         rank: usize,
         departure: Departure,
     },
+    /// This rank coordinated before, and messages that passed through it may be lost, so channels are closed.
+    ChannelsLost {
+        rank: usize,
+    },
+    /// This process does not serve the channels of the generation.
+    NotServed,
+    /// The messages of channels that this rank had not received have been sent. The number is that of its
+    /// [`FollowedBefore::Same`](super::request::FollowedBefore::Same).
+    Followed(u64),
     /// The number of processes that wait to be admitted to the next generation.
     Joiners(usize),
     /// Asks whether this rank has entered an operation of this communicator.

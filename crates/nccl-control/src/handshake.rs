@@ -33,7 +33,7 @@ use crate::sanitize;
 
 /// The beginning of every handshake message, followed by the version; readable by all versions.
 pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
-pub(super) const VERSION: u64 = 24;
+pub(super) const VERSION: u64 = 25;
 
 /// The role in which a process connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

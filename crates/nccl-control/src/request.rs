@@ -35,9 +35,13 @@ pub(super) enum Request {
     Cancel {
         reason: Reason,
     },
-    /// Sent to a coordinator that this rank begins to follow, or follows again: the exchanges whose outcome this rank
-    /// has, and whether each failed.
-    Outcomes(Vec<(Round, bool)>),
+    /// Sent to a coordinator that this rank begins to follow, or follows again: what the coordinator must know because
+    /// messages may have been lost.
+    Follow {
+        /// The exchanges whose outcome this rank has, and whether each failed.
+        outcomes: Vec<(Round, bool)>,
+        before: FollowedBefore,
+    },
     /// The answer to a [`Push::WantOutcome`](super::coordinator_message::Push::WantOutcome).
     Outcome {
         round: Round,
@@ -111,10 +115,10 @@ pub(super) enum Request {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// The number of messages that this rank has taken from the channel since its last report.
+    /// How many messages this rank has taken from the channel in all.
     Consumed {
         channel: String,
-        count: usize,
+        taken: u64,
     },
     /// Asks for the clock of the receiver's recorder; answered at once.
     Clock,
@@ -156,6 +160,31 @@ pub(super) enum Request {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
     },
+}
+
+/// Which coordinator of the generation a rank has followed before, and what that means for channels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum FollowedBefore {
+    None,
+    /// The same one. The rank disregards the end of channels until it is told [`Push::Followed`] with this number, after
+    /// the messages that it has not received.
+    ///
+    /// [`Push::Followed`]: super::coordinator_message::Push::Followed
+    Same {
+        number: u64,
+        received: Vec<ChannelPosition>,
+    },
+    /// Another one, which has this rank.
+    Other(usize),
+}
+
+/// What a rank has received of a channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ChannelPosition {
+    pub(super) channel: String,
+    /// The number of the last message that was received, and of the last one that the program has taken.
+    pub(super) received: u64,
+    pub(super) taken: u64,
 }
 
 /// The value with which the current value of a key is compared.

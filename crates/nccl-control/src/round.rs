@@ -106,6 +106,10 @@ pub(super) enum RequestError {
     },
     /// The store was on an earlier coordinator of this generation, and is lost.
     StoreLost,
+    /// This rank coordinated before, and messages of channels that passed through it may be lost.
+    ChannelsLost {
+        rank: usize,
+    },
     /// The coordinator does not serve the request's generation: it coordinates a later one, and the coordinator of that
     /// generation is gone, or many generations have followed.
     OldGeneration,
@@ -160,6 +164,7 @@ impl RequestError {
             | Self::OldGeneration
             | Self::OutcomeLost
             | Self::Interrupted
+            | Self::ChannelsLost { .. }
             | Self::NoMajority { .. } => None,
         }
     }

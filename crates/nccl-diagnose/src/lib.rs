@@ -15,4 +15,5 @@ pub mod debug_log;
 pub mod host_evidence;
 pub mod preflight;
 pub mod ras;
+mod regular_file;
 pub mod timeline;

@@ -27,10 +27,11 @@ use crate::request::{LoadStoreRequest, failed};
 /// CUDA 12.9 and 13.5 were tried for compute capabilities 8.0, 9.0 and 10.0. On the emulator a function in Rust runs in
 /// the kernel's place.
 ///
-/// All ranks make the same number of exchanges, of blocks of the same size. The kernel waits for the other ranks at
+/// All ranks make the same number of exchanges, of blocks of the same size; a block of another size is not received, and is an
+/// error on its receiver. The kernel waits for the other ranks at
 /// most as long as the communicator's timeout for operations; then the exchange fails on the rank that waited, and
 /// later exchanges on its stream do nothing. When the program waits for the request, begins the next exchange or
-/// finalizes, it gets an error that names the rank whose block did not arrive, and the communicator is aborted. An
+/// finalizes, it gets an error that names the rank whose block did not arrive or differs, and the communicator is aborted. An
 /// abort of the communicator ends running kernels before NCCL releases the windows.
 ///
 /// ```
@@ -85,12 +86,15 @@ impl LoadStoreAllToAll {
             Ok((layout, _)) => (capacity as u64, layout.window_bytes() as usize),
             Err(_) => (REFUSED, 0),
         };
-        let window = comm.window_for_kernels(bytes, || compare(&comm.gather_from_all(word)?));
+        let window = comm.window_for_kernels(bytes, |has_memory| {
+            let word = if has_memory { word } else { REFUSED };
+            compare(&comm.gather_from_all(word)?)
+        });
         let (layout, kernel) = prepared?;
         // The window is all zeros: no flag is set.
         let window = window?;
         // A failure from here on is a failure of this rank alone.
-        let addresses = addresses(comm, &window).inspect_err(|error| comm.inner.fail(error))?;
+        let addresses = addresses(comm, &window).map_err(|error| comm.inner.fail_alone(error))?;
         let kernel = Arc::new(kernel);
         comm.inner.add_peer_kernel(Arc::<Kernel>::clone(&kernel));
         // The flags of all ranks are zero, and their windows exist, before any rank stores.
@@ -111,8 +115,8 @@ impl LoadStoreAllToAll {
     ///
     /// # Errors
     /// [`ErrorKind::Length`] and [`ErrorKind::DataTypeMismatch`] for buffers that do not fit together, or blocks larger
-    /// than the capacity: no kernel was launched. [`ErrorKind::TimedOut`] and [`ErrorKind::Aborted`] after an exchange
-    /// that failed.
+    /// than the capacity: no kernel was launched. [`ErrorKind::TimedOut`], [`ErrorKind::InvalidConfig`] and
+    /// [`ErrorKind::Aborted`] after an exchange that failed.
     ///
     /// ```
     /// # fn example(all_to_all: &mut nccl::device_api::LoadStoreAllToAll, x: &nccl::Buffer<u8>, y: &mut nccl::Buffer<u8>) -> nccl::Result<()> {

@@ -118,6 +118,8 @@ impl Kernel {
                 Err(_) => load(&compiled(context)?).map_err(not_loaded)?,
             };
             let name = CString::new(KERNEL).unwrap_or_default();
+            // This also loads the function onto the device, for which a driver that loads lazily may wait: not at the first
+            // launch, when one rank of a process may wait for another.
             // SAFETY: the module is loaded.
             match unsafe { result::module::get_function(module, name) } {
                 Ok(function) => Ok((module, function)),
@@ -202,6 +204,13 @@ impl Kernel {
             Outcome::Missing(rank) => Some(Error::new(ErrorKind::TimedOut {
                 what: format!("the block of rank {rank} in an all-to-all by loads and stores"),
                 timeout: self.timeout,
+            })),
+            Outcome::Differs(rank) => Some(Error::new(ErrorKind::InvalidConfig {
+                field: "x",
+                reason: format!(
+                    "in an all-to-all by loads and stores, the blocks of rank {rank} are larger or smaller than those of this rank; \
+                     all ranks have to exchange blocks of the same size"
+                ),
             })),
             Outcome::Aborted => Some(aborted()),
         }

@@ -86,7 +86,8 @@ impl LoadStoreRequest {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when a block did not arrive within the communicator's timeout for operations, naming its
-    /// rank; [`ErrorKind::Queued`] when other work was on the stream for longer than
+    /// rank; [`ErrorKind::InvalidConfig`] when the blocks of a rank, which it names, have another size than those of this rank;
+    /// [`ErrorKind::Queued`] when other work was on the stream for longer than
     /// [`Timeouts::queue`](nccl_core::communicator::Timeouts::queue); [`ErrorKind::Aborted`] when the communicator was
     /// aborted; [`ErrorKind::Cuda`] when the driver fails. Each of these errors aborts the communicator.
     ///
@@ -164,8 +165,7 @@ impl LoadStoreRequest {
 
 /// Aborts the communicator because of a failed exchange, and returns the error for the caller.
 pub(crate) fn failed(comm: &Communicator, error: Error) -> Error {
-    comm.inner.fail(&error);
-    comm.inner.final_error(error)
+    comm.inner.fail_alone(error)
 }
 
 impl fmt::Debug for LoadStoreRequest {

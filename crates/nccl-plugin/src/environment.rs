@@ -77,6 +77,8 @@ struct Entry {
     value: AtomicPtr<c_char>,
     /// Whether NCCL has read it.
     was_read: AtomicBool,
+    /// Whether NCCL was given the value.
+    was_given: AtomicBool,
     /// Whether NCCL was given an exported value that differs from the one set here.
     is_overridden: AtomicBool,
 }
@@ -87,6 +89,7 @@ impl Entry {
             name,
             value: AtomicPtr::new(null_mut()),
             was_read: AtomicBool::new(false),
+            was_given: AtomicBool::new(false),
             is_overridden: AtomicBool::new(false),
         }
     }
@@ -95,6 +98,19 @@ impl Entry {
         let value = self.value.load(Ordering::SeqCst);
         // SAFETY: null, or a C string that `set` leaked.
         (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+    }
+
+    fn was_read_without_value(&self) -> bool {
+        self.was_read.load(Ordering::SeqCst) && !self.was_given.load(Ordering::SeqCst)
+    }
+
+    /// Returns the value to give to NCCL, which may be none.
+    fn give(&self) -> *const c_char {
+        let value = self.value.load(Ordering::SeqCst);
+        if !value.is_null() {
+            self.was_given.store(true, Ordering::SeqCst);
+        }
+        value
     }
 }
 
@@ -135,8 +151,7 @@ pub fn set(variable: Variable, value: &str) -> Result<(), Refusal> {
         };
     }
     let text = CString::new(value).map_err(|_| Refusal::ZeroByte)?;
-    let is_late = entry.was_read.load(Ordering::SeqCst);
-    if is_late && entry.value().is_none() {
+    if entry.was_read_without_value() {
         return Err(Refusal::ReadBefore);
     }
     let new = text.into_raw();
@@ -146,8 +161,8 @@ pub fn set(variable: Variable, value: &str) -> Result<(), Refusal> {
     if before.is_err() {
         // SAFETY: the pointer comes from `into_raw` above, and was not stored.
         drop(unsafe { CString::from_raw(new) });
-    } else if entry.was_read.load(Ordering::SeqCst) {
-        // NCCL may have read the variable between the two checks, without a value.
+    } else if entry.was_read_without_value() {
+        // NCCL has read the variable between the two checks.
         return Err(Refusal::ReadBefore);
     }
     match entry.value() {
@@ -169,9 +184,7 @@ pub fn get(variable: Variable) -> Option<String> {
 #[must_use]
 pub fn is_in_effect(variable: Variable) -> bool {
     let entry = variable.entry();
-    entry.was_read.load(Ordering::SeqCst)
-        && entry.value().is_some()
-        && !entry.is_overridden.load(Ordering::SeqCst)
+    entry.was_given.load(Ordering::SeqCst) && !entry.is_overridden.load(Ordering::SeqCst)
 }
 
 /// Offers the plugin to NCCL. To be called before libnccl is loaded; later calls return what the first returned.
@@ -278,15 +291,18 @@ unsafe extern "C" fn get_env(name: *const c_char) -> *const c_char {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         return exported;
     };
-    entry.was_read.store(true, Ordering::SeqCst);
-    let value = entry.value.load(Ordering::SeqCst);
     if exported.is_null() {
-        return value;
+        // Before `was_read`, so that a `set` at this time does not find a reading without a value; and after it, so that a `set`
+        // from now on finds this reading.
+        let _ = entry.give();
+        entry.was_read.store(true, Ordering::SeqCst);
+        return entry.give();
     }
+    entry.was_read.store(true, Ordering::SeqCst);
     // `set` looks at the environment, too; this one may come from NCCL's configuration file, which NCCL exports.
     entry
         .is_overridden
-        .store(!value.is_null(), Ordering::SeqCst);
+        .store(entry.value().is_some(), Ordering::SeqCst);
     exported
 }
 
@@ -341,6 +357,16 @@ mod tests {
         let refused = set(Variable::SocketFamily, "AF_INET").unwrap_err();
         assert_eq!(refused, Refusal::ReadBefore);
         assert_eq!(read(table, c"NCCL_SOCKET_FAMILY"), None);
+        // A `set` that checked before NCCL read the variable, and stored its value after.
+        let late = c"AF_INET".as_ptr().cast_mut();
+        let entry = Variable::SocketFamily.entry();
+        entry.value.store(late, Ordering::SeqCst);
+        assert!(!is_in_effect(Variable::SocketFamily));
+        let refused = set(Variable::SocketFamily, "AF_INET").unwrap_err();
+        assert_eq!(refused, Refusal::ReadBefore);
+        assert_eq!(read(table, c"NCCL_SOCKET_FAMILY").unwrap(), "AF_INET");
+        assert!(is_in_effect(Variable::SocketFamily));
+        set(Variable::SocketFamily, "AF_INET").unwrap();
         assert_eq!(
             set(Variable::RasAddress, "a\0b").unwrap_err(),
             Refusal::ZeroByte

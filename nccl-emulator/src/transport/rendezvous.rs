@@ -106,6 +106,14 @@ fn belongs(word: u64, number: u64) -> bool {
     word >> 32 == number & 0xffff_ffff
 }
 
+/// Whether a word is that of a later collective, so that `number` is done.
+fn is_later(word: u64, number: u64) -> bool {
+    ((word >> 32) as u32)
+        .wrapping_sub(number as u32)
+        .cast_signed()
+        > 0
+}
+
 impl Collective {
     /// Arrives at collective `number` (the first of a communicator is 1). Returns true for the last
     /// rank, which then calls [`Collective::open`] or [`Collective::spoil`].
@@ -135,22 +143,24 @@ impl Collective {
     }
 
     /// Gives up collective `number`, at which the caller has arrived, unless it is done: no block of it is taken any
-    /// more. A block that the caller has taken is never counted.
-    pub(crate) fn withdraw(&self, number: u64) {
+    /// more. A block that the caller has taken is never counted. Returns false if it was done.
+    pub(crate) fn withdraw(&self, number: u64) -> bool {
         if self.is_done(number) {
-            return;
+            return false;
         }
         let withdraw = |word| match belongs(word, number) {
             // The others still have to learn that the offers differ.
             true => (word & SPOILED == 0).then_some(word | WITHDRAWN),
-            false => Some(number << 32 | WITHDRAWN),
+            // It was done meanwhile, and a rank has given up the next one.
+            false => (!is_later(word, number)).then_some(number << 32 | WITHDRAWN),
         };
         let _ = self
             .word
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, withdraw);
+        true
     }
 
-    /// Returns the state of collective `number`.
+    /// Returns the state of collective `number`. Says `Waiting` for one that is done if a rank has given up the next one.
     pub(crate) fn state(&self, number: u64) -> Arrival {
         let word = self.word.load(Ordering::SeqCst);
         if !belongs(word, number) {
@@ -244,7 +254,7 @@ mod tests {
         let collective = Collective::default();
         // Before the last arrival.
         assert!(!collective.arrive(1, 2));
-        collective.withdraw(1);
+        assert!(collective.withdraw(1));
         assert!(collective.arrive(1, 2));
         collective.open(1);
         assert_eq!(collective.state(1), Arrival::Withdrawn);
@@ -255,18 +265,34 @@ mod tests {
         collective.open(2);
         assert_eq!(collective.take(3), Taken::Block(0));
         assert!(!collective.finish(2, 3));
-        collective.withdraw(2);
+        assert!(collective.withdraw(2));
         assert_eq!(collective.take(3), Taken::Withdrawn);
         assert_eq!(collective.state(2), Arrival::Withdrawn);
         // The count of a collective that was given up is not another one's.
         collective.open(3);
         assert_eq!(collective.take(1), Taken::Block(0));
         assert!(collective.finish(3, 1));
-        collective.withdraw(3);
+        assert!(!collective.withdraw(3));
         assert_eq!(collective.state(3), Arrival::Open);
         // What differs stays so.
         collective.spoil(4);
-        collective.withdraw(4);
+        assert!(collective.withdraw(4));
         assert_eq!(collective.state(4), Arrival::Spoiled);
+    }
+
+    #[test]
+    fn a_rank_that_is_slow_in_a_collective_sees_its_end_although_another_has_given_up_the_next_one()
+    {
+        let collective = Collective::default();
+        collective.open(1);
+        assert_eq!(collective.take(1), Taken::Block(0));
+        assert!(collective.finish(1, 1));
+        assert!(collective.withdraw(2));
+        // It finds no block, and its own end of the first one does not undo the second one's.
+        assert_ne!(collective.take(1), Taken::Block(0));
+        assert!(collective.is_done(1));
+        collective.done.store(0, Ordering::Relaxed);
+        assert!(collective.withdraw(1));
+        assert_eq!(collective.state(2), Arrival::Withdrawn);
     }
 }

@@ -93,6 +93,28 @@ fn a_copy_whose_file_was_deleted_is_still_used() {
 }
 
 #[test]
+fn a_copy_whose_package_was_upgraded_is_still_one() {
+    alone(
+        |dir, command| {
+            hide_installed(dir, command);
+            Source::nccl(22707).compile_to(dir.join("lib/libnccl.so.2.27.7"));
+            Source::nccl(22803).compile_to(dir.join("lib/libnccl.so.2.28.3"));
+            symlink("libnccl.so.2.27.7", dir.join("lib/libnccl.so.2")).unwrap();
+        },
+        |dir| {
+            let link = dir.join("lib/libnccl.so.2");
+            load_elsewhere(&link);
+            fs::remove_file(&link).unwrap();
+            symlink("libnccl.so.2.28.3", &link).unwrap();
+            fs::remove_file(dir.join("lib/libnccl.so.2.27.7")).unwrap();
+            let nccl = load(&Loader::new()).unwrap();
+            assert_eq!(nccl.origin, Origin::AlreadyLoaded);
+            assert_eq!(nccl.version, Version::new(2, 27, 7));
+        },
+    );
+}
+
+#[test]
 fn a_copy_that_exists_only_in_memory_is_used_and_named_as_the_system_names_it() {
     alone(
         |dir, command| {

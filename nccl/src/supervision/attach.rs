@@ -38,7 +38,7 @@ impl Application for NcclApplication {
         rank: usize,
         world_size: usize,
     ) -> Arc<dyn RankRecorder> {
-        Arc::new(ScopeRecorder(RecorderScope::new(
+        Arc::new(ScopeRecorder::new(RecorderScope::new(
             job, generation, rank, world_size,
         )))
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::attach::SessionExt as _;
 use super::fault_registry::CommunicatorRef;
+use super::scope_recorder::log_start;
 use crate::communicator::LaunchMode;
 use crate::events;
 use crate::peers::InitSupervisor;
@@ -216,7 +217,7 @@ impl InitSupervisor for InitSupervision {
             // An exchange before this one failed; the others have received the same.
             (None, Some(how)) => Fault::clone(&self.fault_of(how)),
             (None, None) => Fault::here(
-                local_evidence::with_nccl_warning(Cause::from(error)),
+                local_evidence::with_nccl_warning(Cause::from(error), log_start(&self.session)),
                 (&self.name, &self.roster),
                 self.rank,
                 self.session.job().1,

@@ -3,14 +3,14 @@
 use nccl_sys as sys;
 
 use nccl_base::fault::{Cause, FaultClass, RootCause};
-use nccl_diagnose::debug_log;
+use nccl_diagnose::debug_log::{self, LogPosition};
 
 use nccl_diagnose::preflight;
 
-/// Returns `cause` with the first warning in NCCL's log file, if the warning may explain more.
-pub(super) fn with_nccl_warning(mut cause: Cause) -> Cause {
+/// Returns `cause` with the first warning in NCCL's log file since `from`, if the warning may explain more.
+pub(super) fn with_nccl_warning(mut cause: Cause, from: LogPosition) -> Cause {
     if cause.class == FaultClass::Failed && cause.origin_fault.is_none() {
-        let first = debug_log::first_warning_soon();
+        let first = debug_log::first_warning(from);
         cause.add_nccl_warnings(None, first.as_ref());
         if first.is_none_or(|first| first.check.is_none()) {
             name_exhausted_resource(&mut cause);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::rank_report::RankReport;
 use super::ras_evidence::RasEvidence;
-use super::scope_recorder::scope_of;
+use super::scope_recorder::{log_start, scope_of};
 use crate::events;
 use crate::sync::{Condvar, Mutex};
 use nccl_base::fault::Fault;
@@ -119,7 +119,9 @@ pub(super) fn send_report(session: &Arc<RankSession>, key: &str, rank: usize, co
     let (session, key) = (Arc::clone(session), key.to_owned());
     let work = move || {
         let phase = session.phase().map(|(what, ago)| PastEvent::new(what, ago));
-        let report = RankReport::of(&key, rank, scope_of(&session).place(), phase).with_host();
+        let report = RankReport::of(&key, rank, scope_of(&session).place(), phase)
+            .with_nccl_warning(log_start(&session))
+            .with_host();
         // The report holds plain values, all of which can be serialized.
         let bytes = serde_json::to_vec(&report).unwrap_or_default();
         session.send_direct(collector, &format!("{REPORT_TOPIC}{key}"), bytes);

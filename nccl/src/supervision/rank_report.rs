@@ -15,6 +15,7 @@ use nccl_base::fault::cause::PastEvent;
 use nccl_base::roster::Roster;
 use nccl_base::warning::FirstWarning;
 use nccl_core::recorder::{self, Call, CallState, RecordedOperation, Track, WorldRank};
+use nccl_diagnose::debug_log::{self, LogPosition};
 use nccl_diagnose::host_evidence::{HostEvidence, ThreadsOfInterest};
 
 /// See the module. Ranks are those of the communicator.
@@ -168,7 +169,6 @@ impl RankReport {
         let mut report = Self {
             rank,
             phase,
-            warning: nccl_diagnose::debug_log::first_warning(),
             ..Self::default()
         };
         for track in recorder::tracks().iter().filter(|track| own(track)) {
@@ -187,6 +187,12 @@ impl RankReport {
         report.inside = inside_nccl::of(key, rank);
         report.ras = ras_evidence::of(key);
         report
+    }
+
+    /// Adds the first warning in NCCL's log file since `from`.
+    pub(super) fn with_nccl_warning(mut self, from: LogPosition) -> Self {
+        self.warning = debug_log::first_warning(from);
+        self
     }
 
     /// Adds evidence from the host, which takes up to `host_evidence::LIMIT`.

@@ -57,17 +57,31 @@ impl Directory {
                 Err(error) => unread.push(error.to_string()),
             }
         }
-        let latest = snapshots.iter().max_by_key(|snapshot| snapshot.taken);
+        let ends: Vec<&RankEnd> = report.ranks.iter().map(AsRef::as_ref).collect();
+        // Another job may share the directory.
+        let own = snapshots.iter().filter(|snapshot| {
+            let is_it = |end: &&RankEnd| (&*end.host, end.pid) == (&*snapshot.host, snapshot.pid);
+            ends.iter().any(is_it)
+        });
+        let latest = own.max_by_key(|snapshot| snapshot.taken);
+        // Behind a wrapper, the recorded process differs from the one that the launcher knows.
+        let latest = latest.or_else(|| snapshots.iter().max_by_key(|snapshot| snapshot.taken));
         let Some(latest) = latest.map(world) else {
             // One line, whatever the names of files in it are.
             let why = unread.join("; ").replace('\n', "\u{fffd}");
             return Some(format!("the recordings cannot be merged: {why}"));
         };
-        // Recordings of other attempts have been reported.
-        snapshots.retain(|snapshot| world(snapshot) == latest);
+        let (snapshots, others): (Vec<_>, Vec<_>) = snapshots
+            .into_iter()
+            .partition(|snapshot| world(snapshot) == latest);
         let mut timeline = Timeline::merge(snapshots).ok()?;
         timeline.left_out.extend(unread);
-        let ends: Vec<&RankEnd> = report.ranks.iter().map(AsRef::as_ref).collect();
+        // Recordings of other attempts have been reported.
+        let job = |world: &Option<(String, u64)>| world.as_ref().map(|(job, _)| job.clone());
+        let others = others
+            .iter()
+            .filter(|other| job(&world(other)) != job(&latest));
+        timeline.left_out.extend(others.map(of_another_job));
         let parts = &timeline.ranks;
         let has_recorded = |end: &&RankEnd| {
             parts
@@ -75,7 +89,7 @@ impl Directory {
                 .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (&end.host, end.pid))
         };
         let newest = ends.iter().map(|end| end.generation).max();
-        // Behind a wrapper, the recorded process differs from the one that the launcher knows: then the generation decides.
+        // Then the generation decides.
         if !ends.iter().any(&has_recorded) && newest != Some(timeline.generation) {
             // Recordings of an earlier attempt, which are merged already.
             return None;
@@ -130,6 +144,17 @@ impl Directory {
 fn world(snapshot: &Snapshot) -> Option<(String, u64)> {
     let place = snapshot.place.as_ref()?;
     Some((place.job.clone(), place.generation))
+}
+
+fn of_another_job(snapshot: &Snapshot) -> String {
+    let Snapshot { host, pid, .. } = snapshot;
+    match &snapshot.place {
+        Some(place) => format!(
+            "the recording of {host}, pid {pid} is of job {:?}",
+            place.job
+        ),
+        None => format!("the recording of {host}, pid {pid} is of no world"),
+    }
 }
 
 fn recordings(directory: &Path) -> Vec<PathBuf> {
@@ -198,6 +223,42 @@ mod tests {
             .start(|_| Command::new("false"))
             .expect("it starts");
         assert_eq!(directory.merge(&other.wait()), None);
+    }
+
+    /// The other job has written last.
+    #[test]
+    fn recordings_of_another_job_in_the_directory_are_left_out() {
+        let place = tempfile::tempdir().expect("a directory");
+        let directory = Directory::new(place.path());
+        let recording = |job: &str, pid: u32, taken: u64| {
+            let recording = nccl::recorder::snapshot().to_json();
+            let mut recording: serde_json::Value =
+                serde_json::from_str(&recording).expect("values");
+            recording["place"] =
+                serde_json::json!({"job": job, "generation": 0, "rank": 0, "world_size": 2});
+            recording["pid"] = pid.into();
+            recording["taken_unix_ns"] = taken.into();
+            recording.to_string()
+        };
+        let now = 1_760_000_001_000_000_000;
+        let other = place.path().join("rank-0.other.json");
+        std::fs::write(other, recording("theirs", 1, now + 1)).expect("a recording");
+        let own = recording("ours", 4711, now).replace("4711", "'$$'");
+        let file = place.path().join("rank-0.json");
+        let write = format!("printf %s '{own}' > '{}'; exit 3", file.display());
+        let fleet = Fleet::builder(1)
+            .with(|fleet| fleet.output = Output::Discard)
+            .start(move |_| {
+                let mut shell = Command::new("sh");
+                shell.arg("-c").arg(&write);
+                shell
+            })
+            .expect("it starts");
+        let said = directory.merge(&fleet.wait()).expect("a page");
+        assert!(said.starts_with("what 1 of 2 ranks did last"), "{said}");
+        let page = std::fs::read_to_string(place.path().join("timeline.html")).expect("a page");
+        assert!(page.contains("ours, generation 0"), "{page}");
+        assert!(page.contains("pid 1 is of job"), "{page}");
     }
 
     /// The launcher knows the wrapper's process, and the recording that of the program.

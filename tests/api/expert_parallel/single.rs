@@ -1,6 +1,6 @@
 //! Tests of one guarantee each.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use half::f16;
 use nccl::cudarc::driver::sys::CUstreamCaptureMode;
@@ -25,6 +25,9 @@ const CASE: Case = Case {
 };
 
 const WIDTH: usize = 3;
+
+/// An error of CUDA that costs no context.
+const OUT_OF_MEMORY: u32 = 2;
 
 /// The same tokens on both ranks.
 fn both(topk: &[[i32; 2]]) -> Step {
@@ -479,6 +482,17 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
             error.contains("`max_tokens`: it is 1 on rank 0 and 2 on rank 1"),
             "{error:#}"
         );
+        // And as long.
+        let gathers = builder().with(|ep| {
+            ep.max_tokens = 2;
+            ep.max_row_bytes = 4 << (world.rank() / 2);
+            ep.way = DispatchWay::AllGather;
+        });
+        let error = text(gathers.build());
+        assert!(
+            error.contains("`max_row_bytes`: it is 4 on rank 0 and 8 on rank 2"),
+            "{error:#}"
+        );
         // A rank with an invalid setting gets its own error, and the others do not wait for it.
         let own = if world.rank() == 1 { 0 } else { 4 };
         let error = text(
@@ -503,6 +517,7 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
         let ep = builder()
             .with(|ep| {
                 ep.max_tokens = world.rank() + 1;
+                ep.max_row_bytes = 4 * (world.rank() + 1);
                 ep.capacity = Some(2);
             })
             .build()?;
@@ -603,7 +618,6 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
         let topk = stream.clone_htod(&[0i32, 1])?;
         // Otherwise the other rank may still be waiting during its own build.
         world.barrier("built")?;
-        const OUT_OF_MEMORY: u32 = 2;
         let fault = (world.rank() == 0).then(|| {
             let here = faults::at_call("cuLaunchKernel").on_this_thread();
             here.fail(OUT_OF_MEMORY)
@@ -622,6 +636,86 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
         world.barrier("told")?;
         Ok(())
     });
+}
+
+/// The other rank would wait for the sizes of this one.
+#[test]
+fn a_rank_that_cannot_compare_its_sizes_is_not_waited_for() {
+    if !needs_emulator("an allocation that fails on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world: World| -> Outcome {
+        let comm = start(&world)?;
+        world.barrier("started")?;
+        let fault = (world.rank() == 1).then(|| {
+            ["cuMemAlloc", "cuMemAllocAsync"]
+                .map(|call| faults::at_call(call).on_this_thread().fail(OUT_OF_MEMORY))
+        });
+        let begun = Instant::now();
+        let error = made(&comm, &CASE, 4).expect_err("rank 1 has no memory");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{error:#}");
+        match fault {
+            Some(_) => assert!(matches!(error.kind(), ErrorKind::Cuda { .. }), "{error:#}"),
+            None => {
+                let fault = error.fault().unwrap_or_else(|| panic!("{error:#}"));
+                assert_eq!(fault.culprit(), Some(1), "{error:#}");
+            }
+        }
+        world.barrier("told")?;
+        Ok(())
+    });
+}
+
+/// The messages went out, and the kernel behind them is refused: the other rank counts the operation as done.
+#[test]
+fn what_is_refused_behind_its_messages_ends_the_communicator() {
+    if !needs_emulator("a wait of a stream that fails on purpose") {
+        return;
+    }
+    for operation in [OperationKind::Dispatch, OperationKind::Combine] {
+        ranks_as_threads(2, move |world: World| -> Outcome {
+            let comm = start(&world)?;
+            let (stream, away) = (comm.stream().clone(), comm.stream().context().new_stream()?);
+            let case = Case {
+                way: DispatchWay::AllGather,
+                ..CASE
+            };
+            let mut ep = made(&comm, &case, 4)?;
+            let mut routing = ep.routing()?;
+            ep.route(&stream.clone_htod(&[0i32, 1])?, &mut routing)?;
+            let weights = stream.clone_htod(&[1.0f32, 1.0])?;
+            // On another stream, so that streams wait for each other before and behind each part of an operation.
+            let (x, mut y) = (away.clone_htod(&[1.0f32])?, away.alloc_zeros(CASE.rows())?);
+            let mut out = away.alloc_zeros::<f32>(1)?;
+            away.synchronize()?;
+            let mut issue = || match operation {
+                OperationKind::Dispatch => ep.dispatch(&routing, &x, &mut y),
+                _ => ep.combine(&routing, &y, &weights, &mut out),
+            };
+            let waits = || faults::at_call("cuStreamWaitEvent").on_this_thread();
+            let counted = waits().delay(Duration::ZERO);
+            issue()?.wait()?;
+            let all = counted.hits();
+            drop(counted);
+            world.barrier("counted")?;
+            if world.rank() == 0 {
+                // The last is behind the kernel, the one before it is ahead of it.
+                let fault = waits().nth(all - 1).fail(OUT_OF_MEMORY);
+                let error = issue().expect_err("the kernel is refused");
+                assert_eq!(fault.hits(), 1);
+                let fault = error.fault().unwrap_or_else(|| panic!("{error:#}"));
+                assert_eq!(fault.culprit(), Some(0), "{error:#}");
+            } else {
+                // Or the abort was there first.
+                let _ = issue();
+            }
+            world.barrier("issued")?;
+            let next = comm.barrier().expect_err("rank 0 is out of step");
+            let fault = next.fault().unwrap_or_else(|| panic!("{next:#}"));
+            assert_eq!(fault.culprit(), Some(0), "{next:#}");
+            Ok(())
+        });
+    }
 }
 
 /// The kernels of a call find that the communicator ends, and the abort needs the lock that the call holds meanwhile.

@@ -68,19 +68,20 @@ fn allocate_on(stream: &Arc<Stream>, size: usize, mempool: &MemPool) -> Result<u
     capture::refuse(stream, CUresult::ERROR_NOT_SUPPORTED)?;
     stream.mark()?;
     let pool = memory::pool(mempool.device())?;
+    // Memory that the stream frees before this call can be used again, even if the free was not reached yet.
+    let last_free = stream.pending_free();
     // On an idle stream the allocation is reached at once.
     let try_it = || {
         let pending = !stream.idle();
         let placement = mempool.allocate(size as u64, context.number(), pending);
         placement.map(|placement| (pending, placement))
     };
-    // A free before this call in the order of the stream may not have been reached yet.
-    let (pending, placement) = match try_it() {
-        Err(CUresult::ERROR_OUT_OF_MEMORY) if pool.is_freeing() => {
-            stream.wait_until(stream.mark()?)?;
+    let (pending, placement) = match (try_it(), last_free) {
+        (Err(CUresult::ERROR_OUT_OF_MEMORY), Some(sequence)) => {
+            stream.wait_until(sequence)?;
             try_it()?
         }
-        placed => placed?,
+        (placed, _) => placed?,
     };
     if pending {
         stream.enqueue(Box::new(Reach { pool, placement }))?;

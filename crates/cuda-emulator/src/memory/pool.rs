@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::address::HUGE;
 use super::mapping::{Mapping, punch, sealed_file};
@@ -45,8 +45,6 @@ pub struct Pool {
     /// Entry + 1 of the allocation that owns a page, if its huge page is divided.
     pages: Box<[AtomicU32]>,
     total: u64,
-    /// The number of allocations that are going to be freed.
-    freeing: AtomicUsize,
     allocator: Mutex<Allocator>,
 }
 
@@ -198,7 +196,6 @@ impl Pool {
             huge_pages: zeroed((total / HUGE) as usize),
             pages: zeroed(pages as usize),
             total,
-            freeing: AtomicUsize::new(0),
             allocator: Mutex::new(Allocator {
                 space: Space::new(pages),
                 quarantine: VecDeque::new(),
@@ -236,11 +233,6 @@ impl Pool {
     /// Returns free and total bytes.
     pub fn usage(&self) -> (u64, u64) {
         (self.lock().available() * PAGE, self.total)
-    }
-
-    /// Whether memory is going to be freed when a stream gets there.
-    pub fn is_freeing(&self) -> bool {
-        self.freeing.load(Ordering::Acquire) > 0
     }
 
     /// Counts memory outside the pool against the device's memory.
@@ -550,7 +542,6 @@ impl Pool {
             pages: pages_of(now.size) as u32,
             entry,
         };
-        self.freeing.fetch_add(1, Ordering::AcqRel);
         Ok(Freeing {
             pool: self,
             block,
@@ -635,7 +626,6 @@ impl Freeing {
 impl Drop for Freeing {
     /// Frees the memory, also when the job for that is dropped before it runs.
     fn drop(&mut self) {
-        self.pool.freeing.fetch_sub(1, Ordering::AcqRel);
         let mut allocator = self.pool.lock();
         let slot = self.pool.mapping.entry(self.block.entry);
         if slot.is_some_and(|slot| slot.advance(self.generation, &[State::Freeing], State::Freed)) {

@@ -1,11 +1,22 @@
 //! How received messages get into the inbox.
 
 use super::notice::Notice;
-use super::state::Inbox;
+use super::state::{Inbox, State};
 use crate::coordinator_message::Push;
 use crate::events::WorldEvent;
+use crate::round::RequestError;
+use crate::sync::MutexGuard;
 
 impl Inbox {
+    fn end_channels(&self, mut state: MutexGuard<'_, State>, why: RequestError) {
+        // It is sent again behind the messages that were sent before it.
+        if !state.awaits_messages {
+            state.channels_ended.get_or_insert(why);
+            drop(state);
+            self.message_arrived.notify_all();
+        }
+    }
+
     pub(crate) fn push(&self, push: Push) {
         let mut state = self.state.lock();
         let notice = match push {
@@ -22,18 +33,35 @@ impl Inbox {
             Push::Message {
                 channel,
                 from,
+                number,
                 bytes,
             } => {
+                if state.ignores_messages {
+                    return;
+                }
                 let queue = state.channels.entry(channel).or_default();
+                // A message before it was lost with the connection: the coordinator sends both once it knows.
+                if number != queue.received + 1 {
+                    return;
+                }
+                queue.received = number;
                 queue.waiting.push_back((from, bytes));
                 drop(state);
                 self.message_arrived.notify_all();
                 return;
             }
             Push::ChannelsClosed { rank, departure } => {
-                state.channels_closed_by.get_or_insert((rank, departure));
-                drop(state);
-                self.message_arrived.notify_all();
+                return self.end_channels(state, RequestError::Departed { rank, departure });
+            }
+            Push::ChannelsLost { rank } => {
+                return self.end_channels(state, RequestError::ChannelsLost { rank });
+            }
+            Push::NotServed => {
+                state.awaits_messages = false;
+                return self.end_channels(state, RequestError::OldGeneration);
+            }
+            Push::Followed(number) => {
+                state.awaits_messages &= number != state.follow_number;
                 return;
             }
             Push::Joiners(count) => {

@@ -75,6 +75,13 @@ impl Inbox {
         (id, slot)
     }
 
+    /// Returns the number of a request whose answer no thread waits for.
+    pub(crate) fn unawaited_number(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.next += 1;
+        state.next - 1
+    }
+
     /// Discards the answer with this number when it arrives.
     pub(crate) fn forget_request(&self, id: u64) {
         let mut state = self.state.lock();

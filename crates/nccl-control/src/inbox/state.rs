@@ -10,6 +10,7 @@ use super::notice::Notice;
 use crate::departure::{Departure, Lost};
 use crate::events::{EventBus, WorldEvent};
 use crate::heartbeat::Suspects;
+use crate::round::RequestError;
 use crate::sync::{Condvar, Mutex};
 
 pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
@@ -18,8 +19,19 @@ pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 #[derive(Default)]
 pub(super) struct ChannelQueue {
     pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
-    /// The number of messages taken since the last report to the coordinator.
-    pub(super) taken: usize,
+    /// The number of the last received message.
+    pub(super) received: u64,
+    /// The number of the last message that was taken before the last report to the coordinator, and the bytes of those
+    /// that were taken since.
+    pub(super) reported: u64,
+    pub(super) unreported_bytes: usize,
+}
+
+impl ChannelQueue {
+    /// Returns the number of the last message that was taken.
+    pub(super) fn taken(&self) -> u64 {
+        self.received - self.waiting.len() as u64
+    }
 }
 
 #[derive(Default)]
@@ -47,8 +59,14 @@ pub(super) struct State {
     /// The rank that died or failed first.
     pub(super) first_failed: Option<usize>,
     pub(super) channels: HashMap<String, ChannelQueue>,
-    /// The rank that left first, and how; this ends all channels.
-    pub(super) channels_closed_by: Option<(usize, Departure)>,
+    /// Why the channels have ended.
+    pub(super) channels_ended: Option<RequestError>,
+    /// The number of times that this rank has followed a coordinator again, and whether messages of channels that were
+    /// sent before the last time may still arrive.
+    pub(super) follow_number: u64,
+    pub(super) awaits_messages: bool,
+    /// Whether this rank has followed another coordinator, which does not continue the channels.
+    pub(super) ignores_messages: bool,
     /// The number of processes that wait to be admitted to the next generation.
     pub(super) joiners: usize,
     pub(super) suspects: Suspects,

@@ -34,7 +34,7 @@ use crate::proto::{
     MemberMachine, Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
-use crate::request::{NO_ANSWER, Request};
+use crate::request::{FollowedBefore, NO_ANSWER, Request};
 use crate::round::RequestError;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -79,6 +79,8 @@ pub(super) struct State {
     pub(super) sessions: Vec<GenerationSession>,
     /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
+    /// The same, also between two generations.
+    pub(super) last_coordinator: Option<MemberId>,
     /// While another process coordinates: its last heartbeat.
     pub(super) coordinator_heartbeat: Option<CoordinatorHeartbeat>,
     /// Set when the initial coordinator has ended: until when another process may stand in for it, and its process id.
@@ -203,6 +205,7 @@ impl Node {
             inbox: None,
             sessions: Vec::new(),
             coordinator: None,
+            last_coordinator: None,
             coordinator_heartbeat: None,
             ended_initial_coordinator: None,
             initial_coordinator_watch: None,
@@ -586,6 +589,7 @@ impl Node {
     /// Handles that a member is now the coordinator.
     fn coordinator_changed(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
+        let last = state.last_coordinator.replace(id);
         self.changed.notify_all();
         let is_other = before.is_some_and(|before| before != id);
         if is_other {
@@ -613,7 +617,8 @@ impl Node {
                 ..
             } = state;
             if let Some(session) = sessions.last() {
-                services.open(session.generation, &session.membership, departed, is_first);
+                let former = before.filter(|_| !is_first);
+                services.open(session.generation, &session.membership, departed, former);
                 if *joiners > 0 {
                     let count = *joiners;
                     state.push_all(&Push::Joiners(count));
@@ -628,6 +633,8 @@ impl Node {
             }
         } else {
             state.services.close();
+            // The coordinator counts them.
+            state.joiners = 0;
         }
         let generation = state.generation();
         let mut commands = Vec::new();
@@ -637,6 +644,7 @@ impl Node {
                     .inbox
                     .set_coordinator(rank, is_other && session.generation == generation);
             }
+            let rank_of = |id: MemberId| session.membership.rank_of(id);
             if !is_other && before.is_some() {
                 let repeated = session
                     .outbox
@@ -644,13 +652,15 @@ impl Node {
                     .into_iter();
                 commands.extend(repeated.map(Command::Request));
             } else {
-                commands.extend(
-                    session
-                        .outbox
-                        .requests_to_resend(&session.inbox, before.is_some())
-                        .into_iter()
-                        .map(Command::Request),
-                );
+                // An earlier generation had a coordinator, also if this process did not hear of it.
+                let is_earlier = session.generation != generation;
+                let before = match before {
+                    _ if is_earlier && last == Some(id) => session.inbox.follow_again(),
+                    None if !is_earlier => FollowedBefore::None,
+                    _ => FollowedBefore::Other(last.and_then(rank_of).unwrap_or_default()),
+                };
+                let requests = session.outbox.requests_to_resend(&session.inbox, before);
+                commands.extend(requests.into_iter().map(Command::Request));
                 if is_other {
                     commands.extend(session.outbox.recent_direct().into_iter().filter_map(
                         |(to, bytes)| {
@@ -1181,6 +1191,12 @@ impl State {
             }
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
+                // The count may have changed while the rank did not follow.
+                if matches!(request, Request::Follow { .. }) && generation == self.generation() {
+                    let push = Push::Joiners(self.joiners).encode();
+                    let bytes = driver_message::encode_reply(generation, 0, &push.payload);
+                    self.reply(from, bytes);
+                }
                 self.services.handle(from, generation, id, request, head);
                 if is_phase {
                     self.send_rank_to_observers(generation, from);

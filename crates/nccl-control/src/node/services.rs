@@ -13,7 +13,7 @@ use crate::departure::Departure;
 use crate::driver_message::RequestHead;
 use crate::proto::{MemberId, SharedMembership};
 #[cfg(test)]
-use crate::request::OnceKind;
+use crate::request::{FollowedBefore, OnceKind};
 use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 #[cfg(test)]
@@ -85,21 +85,22 @@ impl GenerationService {
 
 impl Services {
     /// Opens the service of a generation that this process coordinates and from which `departed` have departed.
-    /// `is_first` states that this process is the first coordinator.
+    /// `former` is the previous coordinator of the generation.
     pub(super) fn open(
         &mut self,
         generation: u64,
         membership: &SharedMembership,
         departed: &[(MemberId, Departure)],
-        is_first: bool,
+        former: Option<MemberId>,
     ) {
         if self.services.contains_key(&generation) {
             return;
         }
         let now = Instant::now();
         let mut service = Service::new(membership.members.len());
-        if !is_first {
-            service.takes_over(now);
+        if let Some(former) = former {
+            // Every coordinator is a member that has a rank.
+            service.takes_over(now, membership.rank_of(former).unwrap_or_default());
         }
         for (rank, process) in membership.members.iter().enumerate() {
             service.arrive(now, rank, &process.host, process.pid.into());
@@ -110,7 +111,7 @@ impl Services {
         let mut generation_service = GenerationService {
             service,
             membership: Arc::clone(membership),
-            is_successor: !is_first,
+            is_successor: former.is_some(),
             answers: Answers::new(membership.members.len()),
             first_departure: None,
         };
@@ -125,13 +126,12 @@ impl Services {
                 generation_service.service.disconnect(rank);
             }
         }
-        if let Some((rank, departure)) = generation_service.service.channels_closed_by().cloned() {
+        if let Some(push) = generation_service.service.closed_channels() {
             let to = membership
                 .members
                 .iter()
                 .map(|process| process.id)
                 .collect();
-            let push = Push::ChannelsClosed { rank, departure };
             self.direct_outputs
                 .push_back((generation, Output::Push { to, push }));
         }
@@ -147,6 +147,10 @@ impl Services {
             return;
         };
         let members = &generation_service.membership.members;
+        let to = members.iter().map(|process| process.id).collect();
+        let push = Push::NotServed;
+        self.direct_outputs
+            .push_back((generation, Output::Push { to, push }));
         // As for a request that arrives from now on.
         let why = RequestError::OldGeneration;
         generation_service.service.refuse_waiting(|_, _| true, &why);
@@ -166,6 +170,22 @@ impl Services {
         for generation_service in self.services.values_mut() {
             generation_service.answers.forget_changes();
         }
+    }
+
+    /// Whether the last generation waits for the end of the former coordinator.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(super) fn awaits_former(&self) -> bool {
+        let last = self.services.values().next_back();
+        last.is_some_and(|last| last.service.next_former_deadline().is_some())
+    }
+
+    /// Continues the channels of an earlier coordinator, as a planted mistake.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(super) fn continue_channels(&mut self) {
+        for generation_service in self.services.values_mut() {
+            generation_service.service.continue_channels();
+        }
+        self.direct_outputs.clear();
     }
 
     /// Returns how many requests of this kind by a rank are remembered.
@@ -209,10 +229,14 @@ impl Services {
             (generation, Output::Answer { to, answer })
         };
         let Some(generation_service) = self.services.get_mut(&generation) else {
-            // The request belongs to a generation of which this process was no member.
+            // The request belongs to a generation of which this process was no member, or no coordinator.
             let why = Answer::Failed(Arc::new(RequestError::OldGeneration));
             if id != NO_ANSWER {
                 self.direct_outputs.push_back(answer(why));
+            } else if let Request::Follow { .. } = request {
+                let (to, push) = (vec![from], Push::NotServed);
+                let output = Output::Push { to, push };
+                self.direct_outputs.push_back((generation, output));
             }
             return;
         };
@@ -273,6 +297,10 @@ impl Services {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
                 generation_service.record_departure(from, &departure, true);
             }
+            // This coordinator may have received it before.
+            Request::Phase { name }
+                if head.is_repeated
+                    && generation_service.service.is_in_phase(rank, name.clone()) => {}
             // The store was lost with the previous coordinator.
             request if generation_service.is_successor && request.uses_store() => {
                 let departed = generation_service.first_departure.clone();
@@ -457,7 +485,7 @@ pub(super) mod tests {
         let mut services = Services::default();
         for number in 0..50 {
             let membership = membership(number, 2);
-            services.open(number, &membership, &[], true);
+            services.open(number, &membership, &[], None);
             let get = Request::Get {
                 key: String::from("k"),
                 timeout: Duration::from_secs(3600),
@@ -492,9 +520,37 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_rank_learns_that_the_channels_of_an_earlier_generation_are_not_served_any_more() {
+        let told = |services: &mut Services| {
+            let outputs = std::iter::from_fn(|| services.poll());
+            let told = outputs.filter_map(|(generation, output)| match output {
+                Output::Push {
+                    to,
+                    push: Push::NotServed,
+                } => Some((generation, to)),
+                _ => None,
+            });
+            told.collect::<Vec<_>>()
+        };
+        let mut services = Services::default();
+        for number in 0..=MAX_GENERATIONS as u64 {
+            services.open(number, &membership(number, 2), &[], None);
+        }
+        assert_eq!(told(&mut services), [(0, vec![id(0), id(1)])]);
+        for (number, expected) in [(0, vec![(0, vec![id(1)])]), (1, Vec::new())] {
+            let follow = Request::Follow {
+                outcomes: Vec::new(),
+                before: FollowedBefore::Other(0),
+            };
+            services.handle(id(1), number, NO_ANSWER, follow, RequestHead::default());
+            assert_eq!(told(&mut services), expected);
+        }
+    }
+
+    #[test]
     fn every_request_that_waits_in_an_ended_service_is_answered() {
         let mut services = Services::default();
-        services.open(0, &membership(0, 3), &[], true);
+        services.open(0, &membership(0, 3), &[], None);
         let timeout = Duration::from_secs(3600);
         for rank in 0..2 {
             let get = Request::Get {
@@ -511,7 +567,7 @@ pub(super) mod tests {
             }
         }
         for number in 1..=MAX_GENERATIONS as u64 {
-            services.open(number, &membership(number, 3), &[], true);
+            services.open(number, &membership(number, 3), &[], None);
         }
         let mut failed = Vec::new();
         while let Some((_, output)) = services.poll() {
@@ -573,9 +629,27 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_repeated_phase_has_begun_before() {
+        let mut services = Services::default();
+        services.open(0, &membership(0, 2), &[], None);
+        let phase = |name: &str| Request::Phase {
+            name: name.to_owned(),
+        };
+        let since = |services: &Services| services.known_of(0, 1).unwrap().phase.unwrap();
+        services.handle(id(1), 0, NO_ANSWER, phase("load"), RequestHead::default());
+        std::thread::sleep(Duration::from_millis(20));
+        services.handle(id(1), 0, NO_ANSWER, phase("load"), REPEATED);
+        let (phase_now, lasts) = since(&services);
+        assert_eq!(phase_now.name(), "load");
+        assert!(lasts >= Duration::from_millis(20), "{lasts:?}");
+        services.handle(id(1), 0, NO_ANSWER, phase("run"), REPEATED);
+        assert_eq!(since(&services).0.name(), "run");
+    }
+
+    #[test]
     fn an_exchange_or_message_whose_answer_is_lost_is_not_carried_out_again_after_many_others() {
         let mut services = Services::default();
-        services.open(0, &membership(0, 4), &[], true);
+        services.open(0, &membership(0, 4), &[], None);
         for topic in ["x", "end/x"] {
             let request = 7 + topic.len() as u64;
             for rank in 0..4 {
@@ -613,7 +687,7 @@ pub(super) mod tests {
     #[test]
     fn a_request_that_is_repeated_before_its_answer_is_sent_is_answered_once() {
         let mut services = Services::default();
-        services.open(0, &membership(0, 1), &[], true);
+        services.open(0, &membership(0, 1), &[], None);
         services.handle(id(0), 0, 7, exchange("x"), RequestHead::default());
         services.handle(id(0), 0, 7, exchange("x"), REPEATED);
         let (answered, _) = outputs(&mut services, (0, 7));

@@ -1,20 +1,20 @@
-//! The store and the exchanges of one process without threads and sockets, for the simulator and for tests.
+//! The store, the exchanges and a channel of one process without threads and sockets, for the simulator and for tests.
 //!
 //! This runs the shipped code: the requests of the process until they are answered ([`Outbox`]), and its service while
 //! it coordinates ([`Services`]). Only the connection between these and the machine is a second implementation of that
 //! in `driver`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::outbox::Outbox;
 use super::services::{Output, Services};
 use crate::coordinator_message::{Answer, CoordinatorMessage, Push};
 use crate::departure::{Departure, LossKind, Lost};
 use crate::driver_message::{NumberedRequest, decode_reply, encode_reply};
-use crate::inbox::{AnswerSlot, Inbox};
+use crate::inbox::{AnswerSlot, Inbox, ReceiveOutcome};
 use crate::proto::{Command, MemberId, Mistake, Mistakes, SharedMembership};
-use crate::request::{NO_ANSWER, Request};
+use crate::request::{ChannelPosition, FollowedBefore, NO_ANSWER, Request};
 use crate::round::{RequestError, Round};
 
 /// The store, from the side of one process.
@@ -52,6 +52,23 @@ pub struct PendingExchange {
     number: u64,
 }
 
+/// A message to all other ranks whose place in the order is awaited.
+pub struct PendingMessage(Pending);
+
+/// What a process has received of the channel.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// The messages, each with the rank that sent it.
+    pub messages: Vec<(usize, Arc<[u8]>)>,
+    /// Whether the channel is closed.
+    pub is_closed: bool,
+    /// The commands for the machine.
+    pub commands: Vec<Command>,
+}
+
+/// The name of the channel.
+const CHANNEL: &str = "steps";
+
 /// The result of an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExchangeResult {
@@ -88,6 +105,15 @@ impl PendingAdd {
             Ok(Answer::Sum(sum)) => AddResult::Sum(sum),
             _ => AddResult::Failed,
         })
+    }
+}
+
+impl PendingMessage {
+    /// Returns whether the message has its place in the order, or an error; once.
+    #[must_use]
+    pub fn take(&self) -> Option<bool> {
+        let answer = self.0.slot.take();
+        answer.map(|answer| matches!(answer, Ok(Answer::Done)))
     }
 }
 
@@ -165,8 +191,10 @@ impl SimulatedStore {
             Some(session) if id == self.me => {
                 let generation = session.generation();
                 let (membership, departed) = (&session.membership, &self.departed);
-                self.services
-                    .open(generation, membership, departed, before.is_none());
+                self.services.open(generation, membership, departed, before);
+                if self.mistakes.makes(Mistake::ChannelsContinued) {
+                    self.services.continue_channels();
+                }
             }
             _ => self.services.close(),
         }
@@ -174,9 +202,11 @@ impl SimulatedStore {
         for session in &mut self.sessions {
             requests.extend(match !is_other && before.is_some() {
                 true => session.outbox.requests_to_repeat(&session.inbox),
-                false => session
-                    .outbox
-                    .requests_to_resend(&session.inbox, before.is_some()),
+                false => {
+                    let before = before.and_then(|before| session.membership.rank_of(before));
+                    let before = before.map_or(FollowedBefore::None, FollowedBefore::Other);
+                    session.outbox.requests_to_resend(&session.inbox, before)
+                }
             });
         }
         requests.into_iter().map(Command::Request).collect()
@@ -234,6 +264,55 @@ impl SimulatedStore {
         Some((PendingExchange { pending, number }, command))
     }
 
+    /// Sends a message to all other ranks of the last generation, if the process is in one. Returns the command for the
+    /// machine.
+    pub fn send(
+        &mut self,
+        has_coordinator: bool,
+        bytes: Vec<u8>,
+    ) -> Option<(PendingMessage, Option<Command>)> {
+        let request = Request::Send {
+            channel: String::from(CHANNEL),
+            to: None,
+            timeout: Duration::MAX,
+            bytes,
+        };
+        let (pending, command) = self.sessions.last_mut()?.ask(has_coordinator, request);
+        Some((PendingMessage(pending), command))
+    }
+
+    /// Returns the messages of the last generation that have arrived.
+    pub fn receive_messages(&mut self, has_coordinator: bool) -> Received {
+        let mut received = Received::default();
+        let Some(session) = self.sessions.last_mut() else {
+            return received;
+        };
+        loop {
+            match session.inbox.receive(CHANNEL, Instant::now()) {
+                ReceiveOutcome::Message { from, bytes, took } => {
+                    received.messages.push((from, bytes));
+                    if let Some(taken) = took {
+                        let channel = String::from(CHANNEL);
+                        let request = Request::Consumed { channel, taken };
+                        let command = session.request(has_coordinator, NO_ANSWER, request);
+                        received.commands.extend(command);
+                    }
+                }
+                outcome => {
+                    received.is_closed = !matches!(outcome, ReceiveOutcome::Late);
+                    return received;
+                }
+            }
+        }
+    }
+
+    /// Whether this process coordinates, and the ranks wait for the end of the former coordinator. No timeout ends that
+    /// here.
+    #[must_use]
+    pub fn awaits_former(&self) -> bool {
+        self.services.awaits_former()
+    }
+
     /// Handles a request that has arrived at this process. Returns the replies.
     pub fn request(&mut self, from: MemberId, bytes: &[u8]) -> Vec<Command> {
         if self.mistakes.makes(Mistake::ChangesForgotten) {
@@ -243,8 +322,20 @@ impl SimulatedStore {
             let NumberedRequest {
                 generation,
                 id,
-                request,
+                mut request,
             } = numbered;
+            if self.mistakes.makes(Mistake::MessagesForgotten)
+                && let Request::Follow {
+                    before: FollowedBefore::Same { received, .. },
+                    ..
+                } = &mut request
+            {
+                *received = vec![ChannelPosition {
+                    channel: String::from(CHANNEL),
+                    received: u64::MAX,
+                    taken: 0,
+                }];
+            }
             self.services.handle(from, generation, id, request, head);
         }
         self.replies()
@@ -302,7 +393,10 @@ impl SimulatedStore {
                 let outcome = session.outbox.outcome(round.clone())?;
                 Some(Command::Request(outcome))
             }
-            CoordinatorMessage::Push(_) => None,
+            CoordinatorMessage::Push(push) => {
+                session.inbox.push(push.clone());
+                None
+            }
         }
     }
 }
@@ -319,19 +413,7 @@ impl Session {
             _ => inbox.register_request(),
         };
         let generation = self.generation();
-        let numbered = NumberedRequest {
-            generation,
-            id,
-            request,
-        };
-        let bytes = self.outbox.add(&numbered, &inbox);
-        let command = match has_coordinator {
-            true => Some(Command::Request(bytes)),
-            false => {
-                self.outbox.defer(&numbered, bytes);
-                None
-            }
-        };
+        let command = self.request(has_coordinator, id, request);
         let pending = Pending {
             generation,
             id,
@@ -339,6 +421,23 @@ impl Session {
             slot,
         };
         (pending, command)
+    }
+
+    /// Returns the command for a request, unless it is kept until there is a coordinator.
+    fn request(&mut self, has_coordinator: bool, id: u64, request: Request) -> Option<Command> {
+        let numbered = NumberedRequest {
+            generation: self.generation(),
+            id,
+            request,
+        };
+        let bytes = self.outbox.add(&numbered, &self.inbox);
+        match has_coordinator {
+            true => Some(Command::Request(bytes)),
+            false => {
+                self.outbox.defer(&numbered, bytes);
+                None
+            }
+        }
     }
 }
 
@@ -609,12 +708,24 @@ mod tests {
         }
         assert_eq!(lost.take(), Some(AddResult::Failed));
         let (one, command) = stores[2].add(true).unwrap();
-        let replies = stores[1].request(id(2), request(&command.unwrap()));
-        let [Command::Reply { to, bytes }] = &replies[..] else {
-            panic!("one reply: {replies:?}");
-        };
-        assert_eq!(*to, id(2));
-        stores[2].reply(bytes);
+        for reply in stores[1].request(id(2), request(&command.unwrap())) {
+            if let Command::Reply { to, bytes } = reply
+                && to == id(2)
+            {
+                stores[2].reply(&bytes);
+            }
+        }
         assert_eq!(one.take(), Some(AddResult::Failed));
+        assert!(!stores[2].receive_messages(true).is_closed);
+        // The former coordinator has not ended.
+        let follow = stores[0].coordinator(id(1));
+        for reply in stores[1].request(id(0), request(&follow[0])) {
+            if let Command::Reply { to, bytes } = reply
+                && to == id(2)
+            {
+                stores[2].reply(&bytes);
+            }
+        }
+        assert!(stores[2].receive_messages(true).is_closed);
     }
 }

@@ -57,11 +57,15 @@ pub enum Mistake {
     ChangesForgotten,
     /// A rank does not report to a new coordinator which exchanges it has the outcomes of.
     OutcomesForgotten,
+    /// A coordinator does not send again what a rank that follows again has not received of a channel.
+    MessagesForgotten,
+    /// A coordinator that takes over continues the channels of the previous one.
+    ChannelsContinued,
 }
 
 impl Mistake {
     /// All mistakes.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::ClosedIsDead,
         Self::UnresponsiveVotes,
         Self::RoundReused,
@@ -87,6 +91,8 @@ impl Mistake {
         Self::GapForgotten,
         Self::ChangesForgotten,
         Self::OutcomesForgotten,
+        Self::MessagesForgotten,
+        Self::ChannelsContinued,
     ];
 }
 

@@ -42,7 +42,7 @@ impl Service {
     }
 
     /// Handles one request of a rank that is connected: [`Exchange`](Request::Exchange), [`Cancel`](Request::Cancel),
-    /// [`Outcomes`](Request::Outcomes), [`Outcome`](Request::Outcome), those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
+    /// [`Follow`](Request::Follow), [`Outcome`](Request::Outcome), those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
     /// [`Consumed`](Request::Consumed), [`QueryStragglers`](Request::QueryStragglers) or
     /// [`EntryReport`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
@@ -57,7 +57,10 @@ impl Service {
                 self.cancel_get(rank, id);
                 self.cancel_round(now, rank, id, reason);
             }
-            Request::Outcomes(outcomes) => self.hear_outcomes(now, rank, outcomes),
+            Request::Follow { outcomes, before } => {
+                self.hear_followed_before(now, rank, before);
+                self.hear_outcomes(now, rank, outcomes);
+            }
             Request::Outcome { round, answer } => self.hear_outcome(now, rank, &round, answer),
             Request::Set { key, value } => self.set(rank, id, key, value.into()),
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
@@ -80,11 +83,18 @@ impl Service {
                 timeout,
                 bytes,
             } => self.send(now, (rank, id), channel, to, timeout, bytes.into()),
-            Request::Consumed { channel, count } => self.consume(rank, &channel, count),
+            Request::Consumed { channel, taken } => self.consume(rank, &channel, taken),
             Request::QueryStragglers(query) => self.open_straggler_query(rank, query, now),
             Request::EntryReport(report) => self.record_entry(rank, report, now),
             _ => {}
         }
+    }
+
+    /// Whether this is the phase of a rank.
+    pub(crate) fn is_in_phase(&self, rank: usize, mut name: String) -> bool {
+        cut(&mut name, LONGEST_NAME);
+        let phase = self.ranks[rank].phase.as_ref();
+        phase.is_some_and(|(phase, _)| *phase == Phase::Named(name))
     }
 
     /// Records that `rank` does not take part in rounds any more. A rank that `keeps_communicators` still takes part in
@@ -153,6 +163,7 @@ impl Service {
         self.handle_outcome_timeout(now);
         self.end_late_rounds(now);
         self.give_up_gets(now);
+        self.give_up_former(now);
         self.give_up_sending(now);
         self.end_overdue_queries(now);
         let deadlines = [
@@ -161,6 +172,7 @@ impl Service {
             self.next_answer_timeout(),
             self.gets.iter().map(|get| get.deadline).min(),
             self.next_send_deadline(),
+            self.next_former_deadline(),
             self.next_query_deadline(),
         ];
         self.earliest = deadlines.into_iter().flatten().min();

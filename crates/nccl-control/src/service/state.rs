@@ -148,11 +148,6 @@ impl Service {
         self.ranks[rank].departure.as_ref()
     }
 
-    /// Returns the rank that left first, which closes all channels.
-    pub(crate) fn channels_closed_by(&self) -> Option<&(usize, Departure)> {
-        self.channels.closed_by.as_ref()
-    }
-
     /// Returns what is reported about `rank` to a rank that waits for it.
     pub(crate) fn missing(&self, rank: usize, now: Instant) -> Missing {
         let phase = self.ranks[rank].phase.as_ref();

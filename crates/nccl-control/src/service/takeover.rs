@@ -25,7 +25,8 @@ const MAX_HELD: usize = 256;
 
 impl Service {
     /// Records that this coordinator takes over from another, which may have answered some ranks.
-    pub(crate) fn takes_over(&mut self, now: Instant) {
+    pub(crate) fn takes_over(&mut self, now: Instant, from: usize) {
+        self.follows(now, from);
         let until = later(now, TAKEOVER_TIMEOUT);
         self.outcomes.takeover = Some(until);
         self.note_deadline(until);
@@ -39,11 +40,7 @@ impl Service {
         outcomes: Vec<(Round, bool)>,
     ) {
         // An earlier message about this may have been lost with this rank's connection.
-        if let Some((first, departure)) = self.channels.closed_by.clone() {
-            let closed = Push::ChannelsClosed {
-                rank: first,
-                departure,
-            };
+        if let Some(closed) = self.closed_channels() {
             self.push(Recipients::Rank(rank), closed);
         }
         if !self.outcomes.told.insert(rank) {

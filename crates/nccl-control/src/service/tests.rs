@@ -9,7 +9,7 @@ use crate::coordinator_message::{Answer, Push};
 use crate::departure::{Departure, Failure, LossKind, Reason};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
-use crate::request::{ExpectedValue, NO_ANSWER, Request};
+use crate::request::{ChannelPosition, ExpectedValue, FollowedBefore, NO_ANSWER, Request};
 use crate::round::{END_TOPIC, Missing, RequestError, Round};
 use crate::straggler::{EntryReport, QueriedOperation, StragglerQueryRequest, StragglerReport};
 
@@ -99,10 +99,34 @@ fn send(to: Option<usize>, seconds: u64, byte: u8) -> Request {
     }
 }
 
-fn consume(count: usize) -> Request {
+fn consume(taken: u64) -> Request {
     Request::Consumed {
         channel: String::from("steps"),
-        count,
+        taken,
+    }
+}
+
+/// The message that follows what is sent again.
+fn followed(rank: usize) -> Output {
+    Output::Push {
+        to: Recipients::Rank(rank),
+        push: Push::Followed(1),
+    }
+}
+
+/// With the last received and the last taken message of each channel.
+fn follow(channels: &[(&str, u64, u64)]) -> Request {
+    let position = |&(channel, received, taken): &(&str, u64, u64)| ChannelPosition {
+        channel: channel.to_owned(),
+        received,
+        taken,
+    };
+    Request::Follow {
+        outcomes: Vec::new(),
+        before: FollowedBefore::Same {
+            number: 1,
+            received: channels.iter().map(position).collect(),
+        },
     }
 }
 
@@ -160,12 +184,17 @@ fn value(to: &[(usize, u64)], bytes: &[u8]) -> Output {
     answer(to, Answer::Value(bytes.into()))
 }
 
-fn message(to: &[usize], from: usize, byte: u8) -> Output {
+fn message(to: usize, number: u64, from: usize, byte: u8) -> Output {
+    message_to(Recipients::Ranks(vec![to]), number, from, byte)
+}
+
+fn message_to(to: Recipients, number: u64, from: usize, byte: u8) -> Output {
     Output::Push {
-        to: Recipients::Ranks(to.to_vec()),
+        to,
         push: Push::Message {
             channel: String::from("steps"),
             from,
+            number,
             bytes: [byte].into(),
         },
     }
@@ -522,9 +551,14 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
     let done = |rank, id| answer(&[(rank, id)], Answer::Done);
     for n in 0..CAPACITY as u8 {
         let sent = world.ask(0, n.into(), send(None, 60, n));
-        assert_eq!(sent, [message(&[1, 2], 0, n), done(0, n.into())]);
+        let to = Recipients::Ranks(vec![1, 2]);
+        let message = message_to(to, u64::from(n) + 1, 0, n);
+        assert_eq!(sent, [message, done(0, n.into())]);
     }
-    world.ask(2, 0, consume(CAPACITY));
+    const ALL: u64 = CAPACITY as u64;
+    world.ask(2, 0, consume(ALL));
+    // A report that arrives late, or twice, says nothing new.
+    world.ask(2, 0, consume(ALL - 1));
     assert_eq!(world.ask(0, 100, send(Some(1), 2, 100)), []);
     // Rank 2 has room, and the message of rank 0 comes first.
     assert_eq!(world.ask(1, 101, send(Some(2), 60, 101)), []);
@@ -541,12 +575,12 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
         world.at(2000),
         [
             error_answer(&[(0, 100)], why),
-            message(&[2], 1, 101),
+            message(2, ALL + 1, 1, 101),
             done(1, 101)
         ]
     );
     let released = world.ask(1, 0, consume(1));
-    assert_eq!(released, [message(&[1], 2, 102), done(2, 102)]);
+    assert_eq!(released, [message(1, ALL + 1, 2, 102), done(2, 102)]);
     let [last, Output::Push { .. }] = &world.leave(2, Departure::Left, false)[..] else {
         panic!("the send that is held, and the end of the channels");
     };
@@ -560,10 +594,153 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
 }
 
 #[test]
+fn a_rank_that_follows_again_gets_the_messages_that_it_has_not_received() {
+    let mut world = World::new(3);
+    let done = |rank, id| answer(&[(rank, id)], Answer::Done);
+    for n in 0..5u8 {
+        world.ask(0, n.into(), send(Some(1), 60, n));
+    }
+    let again = |world: &mut World, channels: &[(&str, u64, u64)]| {
+        let mut outputs = world.ask(1, NO_ANSWER, follow(channels));
+        assert_eq!(outputs.pop(), Some(followed(1)));
+        outputs
+    };
+    let messages = |from: u64| -> Vec<_> {
+        let numbers = from..=5;
+        numbers
+            .map(|number| message_to(Recipients::Rank(1), number, 0, number as u8 - 1))
+            .collect()
+    };
+    assert_eq!(again(&mut world, &[]), messages(1));
+    assert_eq!(again(&mut world, &[("other", 9, 9)]), messages(1));
+    assert_eq!(again(&mut world, &[("steps", 3, 2)]), messages(4));
+    // What was taken is not kept.
+    assert_eq!(again(&mut world, &[("steps", 0, 0)]), messages(3));
+    assert_eq!(again(&mut world, &[("steps", 5, 2)]), []);
+    assert_eq!(world.ask(2, NO_ANSWER, follow(&[])), [followed(2)]);
+    // A lost report of taken messages makes room.
+    for n in 5..CAPACITY as u8 + 2 {
+        let sent = world.ask(0, n.into(), send(Some(1), 60, n));
+        let number = u64::from(n) + 1;
+        assert_eq!(sent, [message(1, number, 0, n), done(0, n.into())]);
+    }
+    assert_eq!(world.ask(0, 100, send(Some(1), 60, 100)), []);
+    let all = CAPACITY as u64 + 2;
+    assert_eq!(
+        again(&mut world, &[("steps", all - 1, 3)]),
+        [
+            message_to(Recipients::Rank(1), all, 0, all as u8 - 1),
+            message(1, all + 1, 0, 100),
+            done(0, 100)
+        ]
+    );
+    // Numbers that cannot be true are no reason to lose anything else.
+    assert_eq!(again(&mut world, &[("steps", u64::MAX, u64::MAX)]), []);
+    let sent = world.ask(0, 101, send(Some(1), 60, 101));
+    assert_eq!(sent, [message(1, all + 2, 0, 101), done(0, 101)]);
+}
+
+/// The end of channels because rank 1 coordinated before.
+fn lost(to: Recipients) -> Output {
+    let push = Push::ChannelsLost { rank: 1 };
+    Output::Push { to, push }
+}
+
+fn closed_by(rank: usize, to: Recipients) -> Output {
+    let departure = Departure::Left;
+    let push = Push::ChannelsClosed { rank, departure };
+    Output::Push { to, push }
+}
+
+fn follow_after(former: usize) -> Request {
+    Request::Follow {
+        outcomes: Vec::new(),
+        before: FollowedBefore::Other(former),
+    }
+}
+
+/// A service of three ranks after rank 1 has coordinated. Rank 2 sends a message.
+fn after_rank_1() -> World {
+    let mut world = World::new(3);
+    world.service.takes_over(world.now, 1);
+    assert_eq!(world.ask(0, NO_ANSWER, follow_after(1)), []);
+    assert_eq!(world.ask(2, 7, send(None, 60, 1)), []);
+    world
+}
+
+#[test]
+fn the_end_of_the_former_coordinator_ends_the_channels() {
+    let mut world = after_rank_1();
+    // The end of another rank is not the reason: messages from before it may be lost as well.
+    let left = |rank| RequestError::Departed {
+        rank,
+        departure: Departure::Left,
+    };
+    assert_eq!(world.leave(0, Departure::Left, false), []);
+    assert_eq!(world.at(4000), []);
+    assert_eq!(
+        world.leave(1, Departure::Left, false),
+        [
+            error_answer(&[(2, 7)], left(1)),
+            closed_by(1, Recipients::All)
+        ]
+    );
+    assert_eq!(world.at(6000), []);
+    let told = world.ask(2, NO_ANSWER, follow(&[]));
+    assert_eq!(told, [followed(2), closed_by(1, Recipients::Rank(2))]);
+}
+
+#[test]
+fn messages_may_be_lost_with_a_former_coordinator_that_has_not_ended() {
+    let why = || RequestError::ChannelsLost { rank: 1 };
+    let expected = [error_answer(&[(2, 7)], why()), lost(Recipients::All)];
+    // It follows, or nothing is known of it.
+    let mut world = after_rank_1();
+    let mut told = world.ask(1, NO_ANSWER, follow_after(1));
+    assert_eq!(told.pop(), Some(lost(Recipients::Rank(1))));
+    assert_eq!(told, expected);
+    assert_eq!(world.at(6000), []);
+    let mut world = after_rank_1();
+    assert_eq!(world.at(4999), []);
+    assert_eq!(world.at(5000), expected);
+    let refused = world.ask(0, 8, send(None, 60, 1));
+    assert_eq!(refused, [error_answer(&[(0, 8)], why())]);
+    // Its end changes nothing any more.
+    assert_eq!(world.leave(1, Departure::Left, false), []);
+    let told = world.ask(0, NO_ANSWER, follow(&[]));
+    assert_eq!(told, [followed(0), lost(Recipients::Rank(0))]);
+}
+
+#[test]
+fn a_send_after_a_former_coordinator_ends_at_its_deadline() {
+    let mut world = after_rank_1();
+    assert_eq!(world.ask(0, 8, send(None, 1, 1)), []);
+    let why = RequestError::ChannelsLost { rank: 1 };
+    assert_eq!(world.at(1000), [error_answer(&[(0, 8)], why)]);
+}
+
+#[test]
+fn a_coordinator_learns_from_a_rank_that_another_one_has_coordinated_meanwhile() {
+    let mut world = World::new(3);
+    for n in 0..=CAPACITY as u8 {
+        world.ask(0, n.into(), send(Some(2), 60, n));
+    }
+    let why = RequestError::ChannelsLost { rank: 1 };
+    assert_eq!(
+        world.ask(2, NO_ANSWER, follow_after(1)),
+        [
+            error_answer(&[(0, CAPACITY as u64)], why),
+            lost(Recipients::All),
+            lost(Recipients::Rank(2))
+        ]
+    );
+}
+
+#[test]
 fn a_rank_that_reports_again_after_a_lost_link_is_told_again_that_the_channels_are_closed() {
     let mut world = World::new(3);
-    let report = || Request::Outcomes(Vec::new());
-    assert_eq!(world.ask(0, NO_ANSWER, report()), []);
+    let report = || follow(&[]);
+    assert_eq!(world.ask(0, NO_ANSWER, report()), [followed(0)]);
     let closed = |to| Output::Push {
         to,
         push: Push::ChannelsClosed {
@@ -577,7 +754,7 @@ fn a_rank_that_reports_again_after_a_lost_link_is_told_again_that_the_channels_a
     assert_eq!(world.leave(1, failed(), false), []);
     for _ in 0..2 {
         let told = world.ask(0, NO_ANSWER, report());
-        assert_eq!(told, [closed(Recipients::Rank(0))]);
+        assert_eq!(told, [followed(0), closed(Recipients::Rank(0))]);
     }
 }
 
@@ -690,7 +867,7 @@ fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Aske
             let to = random.bool().then(|| random.usize(0..=size));
             (send(to, seconds, 0), Some(Asked::Other))
         }
-        12 => (consume(random.usize(0..3)), None),
+        12 => (consume(random.u64(0..6)), None),
         13 => (phase(key), None),
         14 => {
             let collective_index = random.u64(0..4);

@@ -71,6 +71,11 @@ impl RankSession {
                 "{topic:?} was in the store of an earlier coordinator, which is lost: the next generation begins with an \
                  empty one"
             )),
+            RequestError::ChannelsLost { rank } => Error::rendezvous(format!(
+                "messages of {topic:?} may be lost: they passed through {}, and another rank coordinates since that one was \
+                 not reached for some time; the channels of the next generation begin empty",
+                self.describe(*rank)
+            )),
             RequestError::OldGeneration => Error::rendezvous(format!(
                 "{topic:?} was requested in generation {}, which is not served any more: use the world that next_generation \
                  has returned",

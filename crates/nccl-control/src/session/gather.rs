@@ -9,7 +9,7 @@ use super::handle::RankSession;
 use crate::coordinator_message::Answer;
 use crate::forked;
 use crate::inbox::WaitOutcome;
-use crate::request::{NO_ANSWER, Request};
+use crate::request::Request;
 use crate::round::{END_TOPIC, RequestError, Round};
 use crate::time::{deadline_after, later};
 
@@ -61,7 +61,9 @@ impl RankSession {
 
     /// As [`gather_parts`](Self::gather_parts), without waiting for the other ranks.
     pub fn send_part(&self, name: &str, members: &Arc<[usize]>, part: &[u8], timeout: Duration) {
-        self.send(NO_ANSWER, Self::parts_request(name, members, part, timeout));
+        // The number distinguishes a repeated request from another one.
+        let number = self.inbox.unawaited_number();
+        self.send(number, Self::parts_request(name, members, part, timeout));
     }
 
     fn parts_request(

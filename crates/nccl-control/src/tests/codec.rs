@@ -18,7 +18,7 @@ use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
-use crate::request::{ExpectedValue, NO_ANSWER, Request};
+use crate::request::{ChannelPosition, ExpectedValue, FollowedBefore, NO_ANSWER, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
 use crate::slot::Slot;
@@ -306,7 +306,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "took",
             Request::Consumed {
                 channel: text("steps"),
-                count: 16,
+                taken: 16,
             }
             .encode(0),
         ),
@@ -315,10 +315,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             Push::Message {
                 channel: text("steps"),
                 from: 1,
+                number: 7,
                 bytes: b"b"[..].into(),
             }
             .encode(),
         ),
+        ("channels-lost", Push::ChannelsLost { rank: 1 }.encode()),
         (
             "over",
             Push::ChannelsClosed {
@@ -437,9 +439,30 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         (
-            "outcomes",
-            Request::Outcomes(vec![(round(&[2, 0]), true), (round(&[]), false)]).encode(NO_ANSWER),
+            "follow",
+            Request::Follow {
+                outcomes: vec![(round(&[2, 0]), true), (round(&[]), false)],
+                before: FollowedBefore::Same {
+                    number: 2,
+                    received: vec![ChannelPosition {
+                        channel: text("steps"),
+                        received: 9,
+                        taken: 7,
+                    }],
+                },
+            }
+            .encode(NO_ANSWER),
         ),
+        (
+            "follow-another",
+            Request::Follow {
+                outcomes: Vec::new(),
+                before: FollowedBefore::Other(2),
+            }
+            .encode(NO_ANSWER),
+        ),
+        ("followed", Push::Followed(2).encode()),
+        ("not-served", Push::NotServed.encode()),
         ("outcome", outcome.encode(NO_ANSWER)),
         ("newcomers", Push::Joiners(2).encode()),
         ("size", Push::WorldSize(4).encode()),

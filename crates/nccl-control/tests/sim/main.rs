@@ -208,6 +208,8 @@ fn report(limit: Duration, last: u64, make: Make<'_>) -> ExitCode {
     println!("{sums:>12} additions to a counter of the store");
     let exchanged: u64 = all.iter().map(|sum| sum.exchanged).sum();
     println!("{exchanged:>12} results of exchanges");
+    let messages: u64 = all.iter().map(|sum| sum.messages).sum();
+    println!("{messages:>12} received messages of a channel");
     let broken: Vec<_> = all.iter().flat_map(|sum| &sum.broken).collect();
     for (seed, why) in &broken {
         println!("{}{why}", make(*seed));
@@ -227,6 +229,7 @@ struct Sum {
     excluded: u64,
     sums: u64,
     exchanged: u64,
+    messages: u64,
     broken: Vec<(u64, String)>,
 }
 
@@ -243,6 +246,7 @@ impl Sum {
                 self.excluded += u64::from(outcome.excluded);
                 self.sums += outcome.sums;
                 self.exchanged += outcome.exchanged;
+                self.messages += outcome.messages;
             }
             Err(broken) => {
                 self.broken.push((schedule.seed, broken.to_string()));

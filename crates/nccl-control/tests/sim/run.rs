@@ -77,6 +77,8 @@ pub(crate) struct Outcome {
     pub(crate) sums: u64,
     /// The number of exchanges that have returned all parts to a process.
     pub(crate) exchanged: u64,
+    /// The number of messages that processes have received over the channel.
+    pub(crate) messages: u64,
     pub(crate) seconds: u64,
 }
 
@@ -258,6 +260,7 @@ impl<'s> Run<'s> {
             .count() as u32;
         self.outcome.sums = self.counters.sums;
         self.outcome.exchanged = self.counters.exchanged;
+        self.outcome.messages = self.counters.messages;
         self.outcome.seconds = self.net.now / (1000 * MILLI);
         Ok(self.outcome)
     }
@@ -837,6 +840,13 @@ impl<'s> Run<'s> {
             if store.is_some_and(|store| store.waits_in_vain(&self.counters, answers)) {
                 return say("waits in an exchange that all have entered");
             }
+            let of_coordinator = self.notes[coordinator_member].store.as_ref();
+            if of_coordinator.is_none_or(|store| !store.awaits_former())
+                && let Some(rank) = store.and_then(|store| store.misses_message_of(&self.counters))
+            {
+                return say(&format!("has not received all messages of rank {rank}"));
+            }
+            self.counters.check_order(generation)?;
             let log = &self.notes[number].log;
             let has_gone = |id: MemberId| {
                 log.iter().any(

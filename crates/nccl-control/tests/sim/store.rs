@@ -1,12 +1,13 @@
-//! Programs that add to a counter of the store and exchange parts. The checks verify that each addition is made once
-//! and in one order, and that all ranks get the same outcome of an exchange.
+//! Programs that add to a counter of the store, exchange parts and send messages. The checks verify that each addition is
+//! made once and in one order, that all ranks get the same outcome of an exchange, and that each rank receives each message
+//! once and in one order, unless it learns that the channel is closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nccl_control::proto::{Command, Entry, Event, MemberId, Mistakes, SharedMembership};
 use nccl_control::simulated_store::{
-    AddResult, ExchangeResult, PendingAdd, PendingExchange, SimulatedStore,
+    AddResult, ExchangeResult, PendingAdd, PendingExchange, PendingMessage, SimulatedStore,
 };
 
 /// The number of additions of a thread.
@@ -22,10 +23,28 @@ pub(crate) struct StoreProgram {
     exchange: Option<PendingExchange>,
     /// The number of exchanges that it has entered in its generation; `None` after a failed exchange.
     exchanges: Option<u64>,
+    messages: Messages,
     /// Whether a member of its generation has departed, and whether this process no longer takes part.
     has_departures: bool,
     has_ended: bool,
 }
+
+/// The messages of a program in its generation.
+#[derive(Default)]
+struct Messages {
+    /// The number of messages to send, and of those that were sent, the last of which may still wait for its place.
+    wanted: u64,
+    sent: u64,
+    sending: Option<PendingMessage>,
+    /// The number of the last message received from each rank.
+    received: BTreeMap<usize, u64>,
+    /// Whether nothing more can be sent, or received.
+    cannot_send: bool,
+    is_closed: bool,
+}
+
+/// A message: the rank that sent it, and its number among the messages of that rank.
+type Message = (usize, u64);
 
 /// A thread that waits for the result of an addition.
 struct Thread {
@@ -49,6 +68,11 @@ pub(crate) struct Counters {
     ended: BTreeMap<(u64, u64), BTreeMap<MemberId, bool>>,
     /// The number of exchanges that have returned all parts to a member.
     pub(crate) exchanged: u64,
+    /// By generation and rank: the number of messages that have their place in the order, and the received messages.
+    placed: BTreeMap<(u64, usize), u64>,
+    received: BTreeMap<u64, BTreeMap<usize, Vec<Message>>>,
+    /// The number of received messages.
+    pub(crate) messages: u64,
 }
 
 impl Counters {
@@ -67,6 +91,26 @@ impl Counters {
                 return Err(format!(
                     "{first:?} and {other:?} have other outcomes of exchange {round:?}"
                 ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the ranks of a generation have received the messages of other ranks in one order.
+    pub(crate) fn check_order(&self, generation: u64) -> Result<(), String> {
+        let Some(received) = self.received.get(&generation) else {
+            return Ok(());
+        };
+        for (a, of_a) in received {
+            for (b, of_b) in received.range(a + 1..) {
+                let is_common = |message: &&Message| message.0 != *a && message.0 != *b;
+                let of_a = of_a.iter().filter(is_common);
+                let mut both = of_a.zip(of_b.iter().filter(is_common));
+                if let Some(differ) = both.find(|(of_a, of_b)| of_a != of_b) {
+                    return Err(format!(
+                        "ranks {a} and {b} received messages in other orders: {differ:?}"
+                    ));
+                }
             }
         }
         Ok(())
@@ -109,6 +153,7 @@ impl StoreProgram {
             generation: None,
             exchange: None,
             exchanges: None,
+            messages: Messages::default(),
             has_departures: false,
             has_ended: false,
         }
@@ -122,6 +167,7 @@ impl StoreProgram {
                 self.exchanges = membership.rank_of(self.me).map(|_| 0);
                 self.generation = Some(Arc::clone(membership));
                 self.exchange = None;
+                self.messages = Messages::default();
                 self.has_departures = false;
             }
             Event::Coordinator(id) => return self.store.coordinator(*id),
@@ -193,6 +239,8 @@ impl StoreProgram {
                     checked = Err(how);
                 }
                 counters.sums += 1;
+                // Each message costs as much as several additions.
+                self.messages.wanted += u64::from(thread.left % 4 == 0);
                 let left = thread.left;
                 let again = (left > 0).then(|| self.add(left, has_coordinator, counters));
                 let Some((next, command)) = again.flatten() else {
@@ -206,6 +254,7 @@ impl StoreProgram {
         self.threads = threads;
         checked?;
         self.exchange(has_coordinator, counters, &mut commands)?;
+        self.message(has_coordinator, counters, &mut commands)?;
         Ok(commands)
     }
 
@@ -267,6 +316,78 @@ impl StoreProgram {
             self.exchange = Some(pending);
             commands.extend(command);
         }
+    }
+
+    /// Checks the messages that have arrived, and sends the next one.
+    fn message(
+        &mut self,
+        has_coordinator: bool,
+        counters: &mut Counters,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        let Some(membership) = &self.generation else {
+            return Ok(());
+        };
+        let Some(rank) = membership.rank_of(self.me) else {
+            return Ok(());
+        };
+        let generation = membership.generation.number;
+        let own = &mut self.messages;
+        let received = self.store.receive_messages(has_coordinator);
+        own.is_closed |= received.is_closed;
+        commands.extend(received.commands);
+        for (from, bytes) in received.messages {
+            let number = bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+            let number = number.unwrap_or_default();
+            let last = own.received.insert(from, number).unwrap_or_default();
+            if number != last + 1 {
+                return Err(format!(
+                    "message {number} of rank {from} came after message {last}"
+                ));
+            }
+            let all = counters.received.entry(generation).or_default();
+            all.entry(rank).or_default().push((from, number));
+            counters.messages += 1;
+        }
+        loop {
+            match own.sending.as_ref().map(PendingMessage::take) {
+                Some(None) => return Ok(()),
+                Some(Some(true)) => {
+                    counters.placed.insert((generation, rank), own.sent);
+                }
+                Some(Some(false)) => own.cannot_send = true,
+                None => {}
+            }
+            own.sending = None;
+            if own.cannot_send || own.sent >= own.wanted {
+                return Ok(());
+            }
+            own.sent += 1;
+            let bytes = own.sent.to_le_bytes().to_vec();
+            if let Some((pending, command)) = self.store.send(has_coordinator, bytes) {
+                own.sending = Some(pending);
+                commands.extend(command);
+            }
+        }
+    }
+
+    /// Whether the process coordinates, and the ranks wait for the end of the former coordinator.
+    pub(crate) fn awaits_former(&self) -> bool {
+        self.store.awaits_former()
+    }
+
+    /// Returns the rank of which a message with a place in the order has not been received although the channel is not
+    /// closed.
+    pub(crate) fn misses_message_of(&self, counters: &Counters) -> Option<usize> {
+        let generation = self.generation.as_ref()?;
+        let own = generation.rank_of(self.me)?;
+        let number = generation.generation.number;
+        let mut ranks = (0..generation.members.len()).filter(|rank| *rank != own);
+        ranks.find(|rank| {
+            let placed = counters.placed.get(&(number, *rank));
+            let received = self.messages.received.get(rank);
+            !self.messages.is_closed && placed > received
+        })
     }
 
     /// Whether the program waits in an exchange that all members have entered, except those that cannot answer any

@@ -101,6 +101,15 @@ impl Inner {
         self.abort_in_background(error);
     }
 
+    /// Like [`fail`](Self::fail), for an error of this rank alone in a call that all ranks make: they would wait for this rank
+    /// until their timeouts. Returns the error for the caller.
+    #[cold]
+    #[doc(hidden)]
+    pub fn fail_alone(self: &Arc<Self>, error: Error) -> Error {
+        self.fail(&error);
+        self.final_error(error)
+    }
+
     /// Begins an abort without waiting for its end.
     pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<EndReason<'w>>) {
         if self.begin_abort(why.into()) {

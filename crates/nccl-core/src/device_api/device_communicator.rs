@@ -201,7 +201,10 @@ impl Communicator {
         }
         self.compare(needs)?;
         let needs = needs.to_raw()?;
-        if !self.properties()?.device_api {
+        // From here on, the other ranks wait for this one.
+        let alone = |error| self.inner.fail_alone(error);
+        let properties = self.properties().map_err(alone)?;
+        if !properties.device_api {
             return Err(Error::new(ErrorKind::Unavailable {
                 what: "a device communicator",
                 reason: String::from(
@@ -210,14 +213,15 @@ impl Communicator {
                 ),
             }));
         }
-        if needs.lsaMultimem && !self.properties()?.multimem {
+        if needs.lsaMultimem && !properties.multimem {
             return Err(Error::new(ErrorKind::Unavailable {
                 what: "a multicast address of all ranks",
                 reason: String::from("these devices have none (NVLink SHARP)"),
             }));
         }
         let last = cuda_driver::new_event(&self.inner.context, None)
-            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))
+            .map_err(alone)?;
         // SAFETY: integers, booleans, arrays of them and pointers, all of which may be zero.
         let made = unsafe { std::mem::zeroed::<sys::ncclDevComm_t>() };
         // Leaked where the call fails: NCCL may still write to it.

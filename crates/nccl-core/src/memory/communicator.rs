@@ -67,7 +67,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not arrive within
-    /// the timeout for operations. In that case, and when NCCL fails, the communicator is aborted.
+    /// the timeout for operations. In that case, and when NCCL or CUDA fails, the communicator is aborted.
     ///
     /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
     ///

@@ -16,7 +16,7 @@ use crate::communicator::{Communicator, Inner, KeepAlive, check_buffer_context};
 use crate::cuda_driver;
 use crate::detached_call::NoResult;
 use crate::dtype::NcclType;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::time::deadline_after;
 use crate::{detached_call, ffi};
@@ -46,7 +46,9 @@ pub(crate) fn register<T: NcclType>(
     let context = &comm.inner.context;
     check_buffer_context(Buffer::stream(&buffer), context)?;
     let last = cuda_driver::new_event(context, None)
-        .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        .map_err(Error::cuda("creating an event (cuEventCreate)"))
+        // The other ranks wait for this one.
+        .map_err(|error| comm.inner.fail_alone(error))?;
     let range = range_of(buffer.erase_mut());
     let (address, bytes) = (range.start, (range.end - range.start) as usize);
     let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
@@ -101,7 +103,13 @@ pub(crate) fn register<T: NcclType>(
     let handle = match made {
         Ok(Ok(handle)) => handle,
         Ok(Err(WindowFailure::PartlyIssued(error))) => return failed(error, buffer),
-        Ok(Err(WindowFailure::NotStarted(error))) => return Err(comm.inner.final_error(error)),
+        Ok(Err(WindowFailure::NotStarted(error))) => {
+            // The program may try again when the communicator is busy, but not when CUDA fails: the other ranks wait in vain.
+            return Err(match error.kind() {
+                ErrorKind::Cuda { .. } => comm.inner.fail_alone(error),
+                _ => comm.inner.final_error(error),
+            });
+        }
         Err(not_called @ NoResult::NoThread(_)) => {
             // The other ranks wait for this one.
             let error = not_called.into_error(CALL, comm.timeout);

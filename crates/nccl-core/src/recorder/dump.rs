@@ -35,6 +35,18 @@ impl TrackHandle {
 /// Writes a recording, in the background, when a communicator of `scope`, or of no world, is aborted because
 /// of `reason`. Never waits.
 fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
+    aborted_by(scope, rank, reason, |write| {
+        drop_queue::run_on_thread((), |()| write())
+    });
+}
+
+/// As [`aborted`]; `start` runs what it is given on a thread.
+fn aborted_by(
+    scope: Option<&Arc<RecorderScope>>,
+    rank: usize,
+    reason: &str,
+    start: impl FnOnce(Box<dyn FnOnce() + Send>) -> Result<(), ()>,
+) {
     static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     let own = scope.and_then(|scope| scope.directory());
@@ -58,9 +70,10 @@ fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
         }
         _ => return,
     }
-    let (scope, directory) = (scope.cloned(), directory.to_owned());
+    let (own_scope, own_directory) = (scope.cloned(), directory.to_owned());
     let reason = reason.to_owned();
-    let write = move |()| {
+    let write = move || {
+        let (scope, directory) = (own_scope, own_directory);
         std::thread::sleep(SETTLE);
         let is_recording_due = scope
             .as_ref()
@@ -75,8 +88,13 @@ fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
         let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
         keep(&directory, rank, &recording);
     };
-    // If no thread can be started, the abort continues without a recording.
-    let _ = drop_queue::run_on_thread((), write);
+    if start(Box::new(write)).is_err() {
+        // The abort continues without a recording, and the next one tries again.
+        WRITTEN.fetch_sub(1, Ordering::Relaxed);
+        is_recording_due.store(false, Ordering::Release);
+        let why = "no thread can be started, or the process ends";
+        not_written(directory, &io::Error::other(why));
+    }
 }
 
 fn from_environment<'a>() -> Option<&'a Path> {
@@ -94,23 +112,26 @@ pub fn is_enabled(scope: &RecorderScope) -> bool {
 }
 
 fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
-    static WARNED: AtomicBool = AtomicBool::new(false);
     match write(directory, rank, recording) {
         Ok(path) => {
             let launcher_rank = recording.launcher_rank();
             tracing::warn!(name: "nccl.recording.written", target: "nccl", rank, launcher_rank, path = %path.display(), "recorded what led to a fault");
         }
-        Err(error) if !WARNED.swap(true, Ordering::Relaxed) => {
-            tracing::warn!(
-                name: "nccl.recording.failed",
-                target: "nccl",
-                directory = %directory.display(), %error,
-                "a recording of a fault could not be written; further ones are reported at level debug"
-            );
-        }
-        Err(error) => {
-            tracing::debug!(name: "nccl.recording.failed", target: "nccl", directory = %directory.display(), %error, "another recording of a fault could not be written");
-        }
+        Err(error) => not_written(directory, &error),
+    }
+}
+
+fn not_written(directory: &Path, error: &io::Error) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if WARNED.swap(true, Ordering::Relaxed) {
+        tracing::debug!(name: "nccl.recording.failed", target: "nccl", directory = %directory.display(), %error, "another recording of a fault could not be written");
+    } else {
+        tracing::warn!(
+            name: "nccl.recording.failed",
+            target: "nccl",
+            directory = %directory.display(), %error,
+            "a recording of a fault could not be written; further ones are reported at level debug"
+        );
     }
 }
 
@@ -166,6 +187,21 @@ mod tests {
             assert_eq!(Snapshot::from_json(&text).unwrap(), recording);
         }
         assert_eq!(std::fs::read_dir(place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_lack_of_threads_costs_the_recordings_of_that_time_and_no_later_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let scope = RecorderScope::new("job", 0, 2, 4);
+        scope.set_directory(directory.path().to_owned());
+        for _ in 0..2 * MOST {
+            aborted_by(Some(&scope), 2, "no thread", |_| Err(()));
+        }
+        aborted_by(Some(&scope), 2, "there is a thread", |write| {
+            write();
+            Ok(())
+        });
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]

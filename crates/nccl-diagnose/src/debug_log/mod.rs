@@ -8,7 +8,7 @@
 //!
 //! - `line`: NCCL's text and its origin in a line; `message`, made of `tokens`: the meaning of a text;
 //! - `collect`: from lines to `facts`, about each process and its communicators; `state`: the communicator of a line;
-//! - `first_warning`: the first warning of this process, for a fault's evidence;
+//! - `first_warning`: the first warning of this process in a generation, for a fault's evidence;
 //! - `findings`: from the facts of all ranks to a [`Report`](nccl_base::report::Report).
 
 mod collect;
@@ -24,7 +24,7 @@ mod tokens;
 mod tests;
 
 #[doc(hidden)]
-pub use first_warning::{first_warning, first_warning_soon};
+pub use first_warning::{LogPosition, first_warning, log_end};
 
 pub use collect::{Counts, DebugLog};
 pub use facts::{

@@ -53,15 +53,16 @@ impl Lines {
     }
 
     fn push(&mut self, event: KernelEvent) {
-        let known = self.events.iter_mut().rev();
-        for known in known {
+        for place in (0..self.events.len()).rev() {
+            let known = &mut self.events[place];
             match (&mut known.kind, &event.kind) {
                 (KernelEventKind::Xid(known_xid), KernelEventKind::Xid(xid))
                     if known_xid.is_same(xid) =>
                 {
                     known.times = known.times.saturating_add(1);
-                    // The last occurrence is more informative than the first.
+                    // The last occurrence is more informative than the first, and counts in the order of events.
                     known.age = event.age;
+                    self.events[place..].rotate_left(1);
                     return;
                 }
                 // The kernel writes two lines about one victim.
@@ -380,6 +381,18 @@ mod tests {
         assert_eq!((log.events.len(), log.omitted), (MOST, 138));
         let is_kill = |event: &KernelEvent| matches!(event.kind, KernelEventKind::OomKill(_));
         assert!(!log.events.iter().any(is_kill));
+        // One that is reported again is a new one.
+        log.add(line(1136, 970).as_bytes());
+        for number in 0..MOST as u32 - 1 {
+            log.add(line(2000 + number, 980).as_bytes());
+        }
+        let first = &log.events[0];
+        assert!(first.to_string().contains("1136"), "{first}");
+        assert_eq!((log.events.len(), first.times), (MOST, 2));
+        assert!(
+            log.events
+                .is_sorted_by_key(|event| std::cmp::Reverse(event.age))
+        );
     }
 
     #[test]

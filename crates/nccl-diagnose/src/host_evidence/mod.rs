@@ -8,8 +8,8 @@
 //! - `library`: the build id of libnccl, which preflight compares among ranks.
 //!
 //! A rank gathers this evidence when a diagnosis asks for its report, and when one of its communicators has ended by a
-//! fault. Reading may block, as all files of a kernel in trouble may, so a thread of its own reads, within [`LIMIT`];
-//! evidence that is not there by then is not reported.
+//! fault. Reading may block, as all files of a kernel in trouble may, so a thread of its own reads, part by part; what is there
+//! after [`LIMIT`] is reported.
 //!
 //! Only events since the start of this process are evidence. The log's clock is not adjusted as other clocks are, so
 //! after a month it may be seconds away from them.
@@ -35,14 +35,14 @@ pub use threads::ThreadState;
 pub use threads::ThreadsOfInterest;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex};
 use devices::{Question, Which};
 use nccl_base::system::System;
 
@@ -75,6 +75,9 @@ pub struct HostEvidence {
     /// The devices on which communicators of this process were made; those of the host in [`of_host`](Self::of_host).
     #[serde(default)]
     pub devices: Devices,
+    /// Whether this process knows PIDs by the numbers that the kernel's log has, if that was read.
+    #[serde(default)]
+    has_host_pids: Option<bool>,
 }
 
 impl HostEvidence {
@@ -89,13 +92,22 @@ impl HostEvidence {
     #[doc(hidden)]
     #[must_use]
     pub fn of_process(of_interest: ThreadsOfInterest) -> Self {
-        within(LIMIT, move |deadline| {
-            let mut evidence = shared(deadline);
-            if of_interest != ThreadsOfInterest::default() {
-                evidence.threads = threads::gather(&System::real(), of_interest);
-            }
-            evidence
-        })
+        let deadline = Instant::now() + LIMIT;
+        let shared = shared(deadline);
+        let own = (of_interest != ThreadsOfInterest::default()).then(|| {
+            Gathering::start(move |gathering| {
+                let until = deadline - LIMIT / 8;
+                let threads = threads::gather(&System::real(), of_interest, until);
+                gathering.add(|evidence| evidence.threads = threads);
+            })
+        });
+        let mut evidence = shared.wait(deadline);
+        if let Some(own) = own.map(|own| own.wait(deadline))
+            && !own.threads.is_empty()
+        {
+            evidence.threads = own.threads;
+        }
+        evidence
     }
 
     /// Gathers everything that the kernel's log still has, including the time before this process was started.
@@ -109,14 +121,14 @@ impl HostEvidence {
         const PATIENCE: Duration = Duration::from_secs(2);
         // NVML takes some seconds to start where no process keeps the driver awake.
         const START: Duration = Duration::from_secs(6);
-        within(PATIENCE + START, |deadline| {
+        let begun = Instant::now();
+        let gathering = Gathering::start(move |gathering| {
             let question = Question::ask(Which::All);
-            let evidence = read(Duration::ZERO, Instant::now() + PATIENCE);
-            HostEvidence {
-                devices: question.wait(deadline),
-                ..evidence
-            }
-        })
+            read(gathering, Duration::ZERO, begun + PATIENCE);
+            let devices = question.wait(begun + START);
+            gathering.add(|evidence| evidence.devices = devices);
+        });
+        gathering.wait(begun + PATIENCE + START)
     }
 
     /// Returns whether the kernel's log was read to its end, and has nothing of interest.
@@ -130,14 +142,15 @@ impl HostEvidence {
     }
 
     /// Returns the events that concern a job with these processes on the host. An Xid and a host without memory may
-    /// concern every process of a host; a process that was ended in another control group does not.
+    /// concern every process of a host; a process that was ended in another control group does not. In a PID namespace, `pids` are
+    /// not the numbers of the log.
     #[doc(hidden)]
     pub fn events_of(&self, pids: &[u32]) -> impl Iterator<Item = &KernelEvent> {
         let concerns = move |event: &&KernelEvent| match &event.kind {
             KernelEventKind::Xid(_) => true,
             KernelEventKind::OomKill(kill) => {
                 kill.whole_host
-                    || pids.contains(&kill.pid)
+                    || (self.has_host_pids == Some(true) && pids.contains(&kill.pid))
                     || kill
                         .cgroup
                         .as_deref()
@@ -145,6 +158,13 @@ impl HostEvidence {
             }
         };
         self.kernel_log.events.iter().filter(concerns)
+    }
+
+    /// Returns whether the processes have the same PIDs here as in the kernel's log, if that was read.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_host_pids(&self) -> Option<bool> {
+        self.has_host_pids
     }
 
     /// Returns whether a process that was killed in `group` was in this process's control group; one below it may be of another
@@ -174,73 +194,127 @@ pub fn begin() {
     let _ = memory::baseline();
 }
 
-/// Runs `gather` on a thread of its own, and returns its result; empty if it has not returned within `limit`.
-fn within(
-    limit: Duration,
-    gather: impl FnOnce(Instant) -> HostEvidence + Send + 'static,
-) -> HostEvidence {
-    /// Limits the threads on a kernel whose files do not return: each fault would add one.
-    const MOST_THREADS: usize = 64;
-    static RUNNING: AtomicUsize = AtomicUsize::new(0);
-
-    let deadline = Instant::now() + limit;
-    if RUNNING.fetch_add(1, Ordering::Relaxed) >= MOST_THREADS {
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
-        return HostEvidence::default();
-    }
-    let (to, found) = mpsc::sync_channel(1);
-    let spawned = std::thread::Builder::new()
-        .name(String::from("nccl-evidence"))
-        .spawn(move || {
-            // The other files are read in the rest of the time.
-            let _ = to.send(gather(deadline - limit / 4));
-            RUNNING.fetch_sub(1, Ordering::Relaxed);
-        });
-    if spawned.is_err() {
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
-        return HostEvidence::default();
-    }
-    let left = deadline.saturating_duration_since(Instant::now());
-    found.recv_timeout(left).unwrap_or_default()
+/// Evidence that a thread gathers part by part, so that a part that does not come costs no other part.
+#[derive(Default)]
+struct Gathering {
+    so_far: Mutex<SoFar>,
+    /// Notified when the thread has ended.
+    ended: Condvar,
 }
 
-/// Returns the evidence of this process, cached for a moment for its ranks and communicators.
-fn shared(deadline: Instant) -> HostEvidence {
-    const FRESH: Duration = Duration::from_millis(100);
-    static KEPT: Mutex<Option<(Instant, HostEvidence)>> = Mutex::new(None);
+#[derive(Default)]
+struct SoFar {
+    evidence: HostEvidence,
+    has_ended: bool,
+}
 
-    let mut kept = KEPT.lock();
-    match &*kept {
-        Some((at, evidence)) if at.elapsed() < FRESH => evidence.clone(),
-        _ => {
+impl Gathering {
+    /// Runs `gather` on a thread of its own.
+    fn start(gather: impl FnOnce(&Self) + Send + 'static) -> Arc<Self> {
+        let gathering = Arc::new(Self::default());
+        if let Some(running) = Running::new(&gathering) {
+            // Without a thread, `running` is dropped with the closure.
+            let _ = std::thread::Builder::new()
+                .name(String::from("nccl-evidence"))
+                .spawn(move || gather(&running.0));
+        }
+        gathering
+    }
+
+    fn add(&self, add: impl FnOnce(&mut HostEvidence)) {
+        add(&mut self.so_far.lock().evidence);
+    }
+
+    /// Returns all evidence, or at `deadline` what is there.
+    fn wait(&self, deadline: Instant) -> HostEvidence {
+        let mut so_far = self.so_far.lock();
+        while !so_far.has_ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.ended.wait_for(&mut so_far, left);
+        }
+        so_far.evidence.clone()
+    }
+}
+
+/// A gathering until its thread ends, by a panic too.
+struct Running(Arc<Gathering>);
+
+/// The number of threads that gather.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+impl Running {
+    fn new(gathering: &Arc<Gathering>) -> Option<Self> {
+        /// Limits the threads on a kernel whose files do not return: each fault would add one.
+        const MOST_THREADS: usize = 64;
+        let running = Self(Arc::clone(gathering));
+        (RUNNING.fetch_add(1, Ordering::Relaxed) < MOST_THREADS).then_some(running)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::Relaxed);
+        self.0.so_far.lock().has_ended = true;
+        self.0.ended.notify_all();
+    }
+}
+
+/// When a gathering began, and the gathering.
+type Last = Mutex<Option<(Instant, Arc<Gathering>)>>;
+
+/// Returns the gathering of this process's evidence, one for all ranks and communicators that ask within a moment.
+fn shared(deadline: Instant) -> Arc<Gathering> {
+    static LAST: Last = Mutex::new(None);
+    last_or(&LAST, || {
+        Gathering::start(move |gathering| {
             let system = System::real();
             // Meanwhile, NVML answers on a thread of its own.
             let question = Question::ask(Which::Watched);
-            let evidence = HostEvidence {
-                threads: threads::gather(&system, ThreadsOfInterest::default()),
-                ..read(started(&system).unwrap_or_default(), deadline)
-            };
-            let evidence = HostEvidence {
-                // Gathering the rest needs some of the time.
-                devices: question.wait(deadline - LIMIT / 4),
-                ..evidence
-            };
-            *kept = Some((Instant::now(), evidence.clone()));
-            evidence
+            let since = started(&system).unwrap_or_default();
+            read(gathering, since, deadline - LIMIT / 4);
+            let until = deadline - LIMIT / 8;
+            let threads = threads::gather(&system, ThreadsOfInterest::default(), until);
+            gathering.add(|evidence| evidence.threads = threads);
+            let devices = question.wait(until);
+            gathering.add(|evidence| evidence.devices = devices);
+        })
+    })
+}
+
+/// Returns the last gathering if it has just begun, else the one that `start` starts. Waits for neither.
+fn last_or(last: &Last, start: impl FnOnce() -> Arc<Gathering>) -> Arc<Gathering> {
+    const FRESH: Duration = Duration::from_millis(100);
+    let mut last = last.lock();
+    match &*last {
+        Some((begun, gathering)) if begun.elapsed() < FRESH => Arc::clone(gathering),
+        _ => {
+            let begun = Instant::now();
+            let (_, gathering) = last.insert((begun, start()));
+            Arc::clone(gathering)
         }
     }
 }
 
-/// Reads the log from `since` on, counted from the host's start, and the memory of the control group.
-fn read(since: Duration, deadline: Instant) -> HostEvidence {
+/// Reads the log from `since` on, counted from the host's start, until `deadline`, and the memory of the control group.
+fn read(gathering: &Gathering, since: Duration, deadline: Instant) {
     let path = std::env::var_os(kernel_log::VARIABLE).filter(|path| !path.is_empty());
     let path = path.map_or_else(|| PathBuf::from("/dev/kmsg"), PathBuf::from);
-    HostEvidence {
-        kernel_log: KernelLog::read(&path, since, clock(ClockId::Monotonic), deadline),
-        memory: Memory::gather(&System::real(), memory::baseline()),
-        threads: Vec::new(),
-        devices: Devices::default(),
-    }
+    // Before the log, because events are of no rank without it.
+    let has_host_pids = has_host_pids(&System::real());
+    gathering.add(|evidence| evidence.has_host_pids = has_host_pids);
+    let log = KernelLog::read(&path, since, clock(ClockId::Monotonic), deadline);
+    gathering.add(|evidence| evidence.kernel_log = log);
+    let memory = Memory::gather(&System::real(), memory::baseline());
+    gathering.add(|evidence| evidence.memory = memory);
+}
+
+/// Returns whether this process is in the host's PID namespace, the number of which is fixed in the kernel (`PROC_PID_INIT_INO`).
+fn has_host_pids(system: &System) -> Option<bool> {
+    let namespace = system.link("/proc/self/ns/pid")?;
+    Some(namespace == "pid:[4026531836]")
 }
 
 fn clock(clock: ClockId) -> Duration {
@@ -299,7 +373,10 @@ mod tests {
 
     #[test]
     fn a_process_that_was_ended_in_another_group_is_no_evidence() {
-        let mut evidence = HostEvidence::default();
+        let mut evidence = HostEvidence {
+            has_host_pids: Some(true),
+            ..HostEvidence::default()
+        };
         evidence.memory.cgroup = String::from("/job/a");
         evidence.kernel_log.events = vec![
             killed(1, "/job/a", false),
@@ -317,11 +394,31 @@ mod tests {
         };
         assert_eq!(pids(&evidence, &[]), [1, 5]);
         assert_eq!(pids(&evidence, &[4]), [1, 4, 5]);
+        evidence.has_host_pids = Some(false);
+        assert_eq!(
+            pids(&evidence, &[4]),
+            [1, 5],
+            "another process has that PID"
+        );
         // The root of a namespace of control groups.
         evidence.memory.cgroup = String::from("/");
         assert_eq!(pids(&evidence, &[]), [5]);
         evidence.memory.oom_kills = Some(1);
         assert_eq!(pids(&evidence, &[]), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn the_pid_namespace_of_the_host_is_known_by_its_number() {
+        let root = tempfile::tempdir().unwrap();
+        let system = System::fake(root.path(), &[]);
+        assert_eq!(has_host_pids(&system), None);
+        let directory = root.path().join("proc/self/ns");
+        std::fs::create_dir_all(&directory).unwrap();
+        for (link, is_of_host) in [("pid:[4026531836]", true), ("pid:[4026532201]", false)] {
+            let _ = std::fs::remove_file(directory.join("pid"));
+            std::os::unix::fs::symlink(link, directory.join("pid")).unwrap();
+            assert_eq!(has_host_pids(&system), Some(is_of_host));
+        }
     }
 
     #[test]
@@ -332,15 +429,49 @@ mod tests {
     }
 
     #[test]
-    fn evidence_that_does_not_come_is_not_waited_for() {
-        let limit = Duration::from_millis(30);
+    fn evidence_that_does_not_come_is_not_waited_for_and_what_is_there_is_kept() {
         let begun = Instant::now();
-        let evidence = within(limit, |_| {
-            std::thread::sleep(Duration::from_secs(5));
-            HostEvidence::default()
+        let (added, is_there) = std::sync::mpsc::channel();
+        let gathering = Gathering::start(move |gathering| {
+            let events = vec![killed(1, "/job/a", true)];
+            gathering.add(|evidence| evidence.kernel_log.events = events);
+            added.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(20));
         });
-        assert!(begun.elapsed() < Duration::from_secs(3));
+        is_there.recv_timeout(Duration::from_secs(10)).unwrap();
+        let evidence = gathering.wait(Instant::now() + Duration::from_millis(30));
+        assert!(begun.elapsed() < Duration::from_secs(15));
         assert_eq!(evidence.kernel_log.access, LogAccess::NotRead);
+        assert_eq!(evidence.kernel_log.events.len(), 1);
+    }
+
+    #[test]
+    fn a_gathering_that_hangs_does_not_stop_the_next_one() {
+        let hangs = Gathering::start(|_| std::thread::sleep(Duration::from_secs(5)));
+        let later = Instant::now() + Duration::from_secs(60);
+        let last: Last = Mutex::new(Some((later, hangs)));
+        let joined = last_or(&last, || unreachable!("one has just begun"));
+        assert!(!joined.so_far.lock().has_ended);
+        let earlier = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        *last.lock() = Some((earlier, joined));
+        let next = last_or(&last, || {
+            Gathering::start(|gathering| gathering.add(|evidence| evidence.kernel_log.omitted = 7))
+        });
+        let evidence = next.wait(Instant::now() + Duration::from_secs(10));
+        assert_eq!(evidence.kernel_log.omitted, 7);
+    }
+
+    #[test]
+    fn gatherings_that_panic_do_not_use_up_the_threads() {
+        let soon = Duration::from_secs(10);
+        for _ in 0..200 {
+            let gathering = Gathering::start(|_| std::panic::resume_unwind(Box::new(())));
+            gathering.wait(Instant::now() + soon);
+        }
+        let gathering =
+            Gathering::start(|gathering| gathering.add(|evidence| evidence.kernel_log.omitted = 7));
+        let evidence = gathering.wait(Instant::now() + soon);
+        assert_eq!(evidence.kernel_log.omitted, 7);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -222,8 +222,12 @@ pub struct ThreadsOfInterest {
 /// The beginning of the names of threads on which this library makes calls that may not return.
 const CALLERS: [&str; 2] = ["nccl-call", "nccl-finalize"];
 
-/// Returns the threads of interest.
-pub(super) fn gather(system: &System, of_interest: ThreadsOfInterest) -> Vec<ThreadState> {
+/// Returns the threads of interest, those that are found until `deadline`.
+pub(super) fn gather(
+    system: &System,
+    of_interest: ThreadsOfInterest,
+    deadline: Instant,
+) -> Vec<ThreadState> {
     let tids = system.names("/proc/self/task").into_iter();
     let mut tids: Vec<u32> = tids.filter_map(|tid| tid.parse().ok()).collect();
     tids.sort_unstable();
@@ -242,6 +246,7 @@ pub(super) fn gather(system: &System, of_interest: ThreadsOfInterest) -> Vec<Thr
     let threads = tids
         .into_iter()
         .take(MOST_THREADS)
+        .take_while(|_| Instant::now() < deadline)
         .filter(is_candidate)
         .filter_map(|tid| ThreadState::look(system, tid));
     let mut threads: Vec<_> = threads.filter(is_of_interest).take(MOST_REPORTED).collect();
@@ -269,6 +274,10 @@ pub(super) fn bound(threads: &mut Vec<ThreadState>) {
 mod tests {
     use super::*;
 
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
     fn write(root: &std::path::Path, tid: u32, file: &str, text: &str) {
         let directory = root.join(format!("proc/self/task/{tid}"));
         std::fs::create_dir_all(&directory).unwrap();
@@ -291,7 +300,9 @@ mod tests {
         write(root.path(), 3, "wchan", "0");
         write(root.path(), 3, "syscall", "running\n");
         let system = System::fake(root.path(), &[]);
-        let threads = gather(&system, ThreadsOfInterest::default());
+        let none = gather(&system, ThreadsOfInterest::default(), Instant::now());
+        assert_eq!(none, [], "there is no time left");
+        let threads = gather(&system, ThreadsOfInterest::default(), soon());
         let [stuck] = &threads[..] else {
             panic!("{threads:?}")
         };
@@ -306,7 +317,7 @@ mod tests {
         write(root.path(), 5, "stat", "5 (worker) S 1 7 7 0 -1");
         write(root.path(), 5, "wchan", "os_acquire_mutex");
         write(root.path(), 6, "stat", "6 (other) S 1 7 7 0 -1");
-        let threads = gather(&system, ThreadsOfInterest { in_calls: true });
+        let threads = gather(&system, ThreadsOfInterest { in_calls: true }, soon());
         let tids: Vec<_> = threads.iter().map(|thread| thread.tid).collect();
         assert_eq!(tids, [3, 5, 7]);
         assert_eq!(threads[0].to_string(), "thread \"main\" (tid 3) sleeps");
@@ -314,7 +325,11 @@ mod tests {
 
     #[test]
     fn the_threads_of_this_process_are_read_and_what_is_not_permitted_is_said() {
-        let threads = gather(&System::real(), ThreadsOfInterest { in_calls: true });
+        let threads = gather(
+            &System::real(),
+            ThreadsOfInterest { in_calls: true },
+            soon(),
+        );
         let first = threads
             .iter()
             .find(|thread| thread.tid == std::process::id());

@@ -57,6 +57,8 @@ pub(super) struct Failure {
     pub(super) error: u64,
     /// Whether another program answered.
     pub(super) stranger: bool,
+    /// Whether the system accepted the connection, and nothing came.
+    pub(super) silent: bool,
     /// Whether the token came, and the bytes of the large packets did not.
     pub(super) large: bool,
 }
@@ -223,6 +225,7 @@ pub(super) fn probe(rank: usize, listeners: &[ProbeListener], until: Instant) ->
         source: source.to_owned(),
         error,
         stranger,
+        silent: false,
         large: false,
     };
     for listener in chosen(rank, listeners) {
@@ -271,12 +274,14 @@ pub(super) fn probe(rank: usize, listeners: &[ProbeListener], until: Instant) ->
             connections.remove(&rank);
         }
         if left.is_zero() {
-            // A prober that connected and received nothing reached another program than the rank.
             failures.extend(connections.drain().map(|(_, connection)| {
-                let large = connection.heard.len() == TOKEN;
-                let stranger = connection.connected && !large;
-                let failure = fail(connection.listener, &connection.source, 0, stranger);
-                Failure { large, ..failure }
+                let failure = fail(connection.listener, &connection.source, 0, false);
+                // The system connects before the program accepts, so silence does not say which program listens.
+                Failure {
+                    large: connection.heard.len() == TOKEN,
+                    silent: connection.connected && connection.heard.len() < TOKEN,
+                    ..failure
+                }
             }));
         }
     }
@@ -432,18 +437,18 @@ mod tests {
         assert!((limit..2 * limit).contains(&took), "{took:?}");
         let brief: Vec<_> = failures
             .iter()
-            .map(|f| (f.to, f.error, f.stranger, f.large))
+            .map(|f| (f.to, f.error, f.stranger, f.silent, f.large))
             .collect();
         let refused = number(Errno::CONNREFUSED);
         assert_eq!(
             brief[..3],
             [
-                (2, refused, false, false),
-                (3, 0, true, false),
-                (4, 0, true, false)
+                (2, refused, false, false, false),
+                (3, 0, false, true, false),
+                (4, 0, true, false, false)
             ]
         );
-        assert_eq!(brief[4], (6, 0, false, true));
+        assert_eq!(brief[4], (6, 0, false, false, true));
         assert_eq!(brief[3].0, 5);
         assert_ne!(brief[3].1, 0);
         assert_eq!(failures[0].source, "127.0.0.1");

@@ -12,7 +12,7 @@ use nccl_base::time::deadline_after;
 const LARGEST: usize = 64 << 20;
 
 /// Maximum length of a line before an answer.
-const LONGEST_LINE: u64 = 4096;
+const LONGEST_LINE: usize = 4096;
 
 /// A connection to the RAS thread of one process.
 ///
@@ -151,15 +151,33 @@ impl RasClient {
     /// Sends a command, and returns the one-line answer.
     fn ask(&mut self, command: &str) -> Result<String> {
         let answer = self.send(command).and_then(|()| {
-            self.limit()?;
-            let mut line = String::new();
-            let read = (&mut self.stream).take(LONGEST_LINE).read_line(&mut line)?;
-            match read {
-                0 => Err(io::ErrorKind::UnexpectedEof.into()),
-                _ => Ok(line.trim_end().to_owned()),
+            let line = self.receive_line()?;
+            match line.is_empty() {
+                true => Err(io::ErrorKind::UnexpectedEof.into()),
+                false => Ok(String::from_utf8_lossy(&line).trim_end().to_owned()),
             }
         });
         answer.map_err(|error| self.failed(error))
+    }
+
+    /// Receives bytes up to the end of a line. The system's limit is one of each read, and a line may come byte by byte.
+    fn receive_line(&mut self) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") && line.len() < LONGEST_LINE {
+            self.limit()?;
+            let held = match self.stream.fill_buf() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                held => held?,
+            };
+            let end = held.iter().position(|byte| *byte == b'\n');
+            let count = end.map_or(held.len(), |end| end + 1);
+            if count == 0 {
+                break;
+            }
+            line.extend_from_slice(&held[..count]);
+            self.stream.consume(count);
+        }
+        Ok(line)
     }
 
     /// Sends a command, and returns everything received until the other end closes the connection.
@@ -211,7 +229,8 @@ impl Iterator for RasEvents {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut line = String::new();
-        match (&mut self.stream).take(LONGEST_LINE).read_line(&mut line) {
+        let longest = LONGEST_LINE as u64;
+        match (&mut self.stream).take(longest).read_line(&mut line) {
             Ok(0) => None,
             Ok(_) => Some(Ok(line.trim_end().to_owned())),
             Err(error) => Some(Err(error)),
@@ -323,6 +342,20 @@ mod tests {
         let address = silent.local_addr().unwrap().to_string();
         let error = RasClient::connect(&address, Duration::from_millis(50));
         assert!(error.unwrap_err().to_string().contains("timed out"));
+
+        // Speaks for ever, one byte at a time.
+        let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = slow.local_addr().unwrap().to_string();
+        thread::spawn(move || {
+            let mut stream = slow.accept().unwrap().0;
+            while stream.write_all(b"x").is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let begun = Instant::now();
+        let error = RasClient::connect(&address, Duration::from_millis(200)).unwrap_err();
+        assert!(error.to_string().contains("timed out"), "{error}");
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 
         let address = serve(|line| match line {
             "VERBOSE STATUS" => "{ broken".into(),

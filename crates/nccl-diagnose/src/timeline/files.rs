@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::Timeline;
 use crate::error::{Error, Result};
+use crate::regular_file;
 use nccl_core::recorder::Snapshot;
 
 /// The largest file that is read: a thousand full recordings.
@@ -20,7 +21,7 @@ impl Timeline {
     /// The recordings in these files, merged on one time axis as by [`merge`](Self::merge). For a directory, reads the
     /// files `rank-*.json` in it. A file with a whole timeline, if it is the only one, is returned unchanged.
     ///
-    /// Files that cannot be read are named in [`left_out`](Self::left_out).
+    /// Files that cannot be read, and what is no regular file, are named in [`left_out`](Self::left_out).
     ///
     /// # Errors
     /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when there is no recording in any of them, with the reasons.
@@ -97,7 +98,7 @@ fn inside(path: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 fn load(path: &Path) -> Result<FileContent, String> {
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    let file = regular_file::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let read = file.take(LARGEST + 1).read_to_string(&mut text);
     read.map_err(|error| error.to_string())?;

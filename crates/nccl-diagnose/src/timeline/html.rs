@@ -153,13 +153,10 @@ impl Timeline {
     fn clocks_table(&self) -> String {
         let mut html = String::new();
         for rank in &self.ranks {
-            let cut: usize = rank
-                .snapshot
-                .communicators
-                .iter()
-                .map(|one| one.left_out)
-                .sum();
-            let cut = match cut + rank.snapshot.notes_left_out {
+            // The numbers come from a file.
+            let communicators = rank.snapshot.communicators.iter();
+            let cut = communicators.fold(0_usize, |cut, one| cut.saturating_add(one.left_out));
+            let cut = match cut.saturating_add(rank.snapshot.notes_left_out) {
                 0 => String::new(),
                 _ => format!(
                     "{cut} older calls and {} notes left out for want of room",

@@ -67,14 +67,12 @@ impl<'t> Layout<'t> {
         for (at, rank) in timeline.ranks.iter().enumerate() {
             let taken = since_1970(rank.snapshot.taken).as_nanos().cast_signed()
                 + i128::from(rank.clock.offset_ns);
-            for recording in &rank.snapshot.communicators {
+            for (identity, recording) in standing::identified(&rank.snapshot) {
                 let next = numbers.len();
-                let number = *numbers
-                    .entry(standing::identity(recording))
-                    .or_insert_with(|| {
-                        layout.communicators.push(recording);
-                        next
-                    });
+                let number = *numbers.entry(identity).or_insert_with(|| {
+                    layout.communicators.push(recording);
+                    next
+                });
                 layout.place(at, rank, recording, number, taken);
             }
             for note in &rank.snapshot.notes {

@@ -39,16 +39,41 @@ pub struct Standing {
     pub inside_nccl: BTreeMap<usize, String>,
 }
 
-/// What identifies a communicator on all ranks: its key, or the closest substitute.
-pub(super) fn identity(recording: &Recording) -> (String, u64, usize) {
+/// See [`identity`].
+pub(super) type Identity = (String, u64, usize, Option<Vec<usize>>);
+
+/// What identifies a communicator on all ranks: its key, or the closest substitute, which several may have.
+pub(super) fn identity(recording: &Recording) -> Identity {
     match &recording.key {
-        Some(key) => (key.clone(), 0, 0),
+        Some(key) => (key.clone(), 0, 0, None),
         None => (
             format!("name {}", recording.name),
             recording.generation,
             recording.world_size,
+            recording.members.clone(),
         ),
     }
+}
+
+/// The communicators of a snapshot, with what tells each apart on all ranks: where several have one substitute for a key, also
+/// their order.
+pub(super) fn identified(
+    snapshot: &Snapshot,
+) -> impl Iterator<Item = ((Identity, usize), &Recording)> {
+    let mut seen = BTreeMap::new();
+    snapshot.communicators.iter().map(move |recording| {
+        let identity = identity(recording);
+        let order = match recording.key {
+            Some(_) => 0,
+            None => {
+                // A process may have several ranks of one communicator.
+                let order = seen.entry((identity.clone(), recording.rank)).or_insert(0);
+                *order += 1;
+                *order
+            }
+        };
+        ((identity, order), recording)
+    })
 }
 
 impl Timeline {
@@ -67,9 +92,9 @@ impl Timeline {
         let mut groups: BTreeMap<_, Vec<(&RankRecording, &Recording)>> = BTreeMap::new();
         let mut order = Vec::new();
         for rank in &self.ranks {
-            for recording in &rank.snapshot.communicators {
-                let group = groups.entry(identity(recording)).or_insert_with(|| {
-                    order.push(identity(recording));
+            for (identity, recording) in identified(&rank.snapshot) {
+                let group = groups.entry(identity).or_insert_with_key(|identity| {
+                    order.push(identity.clone());
                     Vec::new()
                 });
                 group.push((rank, recording));
@@ -173,7 +198,9 @@ impl Timeline {
     /// Names one rank with its process, several ranks by their numbers.
     fn named(&self, those: &[usize], group: &[(&RankRecording, &Recording)]) -> String {
         let roster = group[0].1.roster();
-        let found = |one: usize| group.iter().find(|(_, recording)| recording.rank == one);
+        // Of a rank that was started again the last recording counts.
+        let newest = || group.iter().rev();
+        let found = |one: usize| newest().find(|(_, recording)| recording.rank == one);
         match those {
             [one] if let Some((rank, _)) = found(*one) => {
                 let Snapshot { host, pid, .. } = &rank.snapshot;

@@ -67,10 +67,13 @@ impl Timeline {
         let recordings = snapshots.flat_map(|snapshot| &snapshot.communicators);
         let mut own = recordings.filter(|one| one.generation == self.generation);
         own.find_map(|recording| {
-            let roster = recording.roster();
-            let place =
-                (0..recording.world_size).find(|place| roster.world_rank(*place) == rank)?;
-            Some(roster.launcher_rank(place).unwrap_or(rank))
+            let place = match &recording.members {
+                Some(members) => members.iter().position(|member| *member == rank)?,
+                None => (rank < recording.world_size).then_some(rank)?,
+            };
+            let launched = recording.launcher_ranks.as_ref();
+            let launched = launched.and_then(|ranks| ranks.get(place));
+            Some(launched.copied().unwrap_or(rank))
         })
     }
 }

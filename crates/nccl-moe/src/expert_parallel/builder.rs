@@ -61,12 +61,12 @@ pub struct ExpertParallelBuilder<'c> {
     /// for a combined row. Required.
     ///
     /// The staging memory on each rank has [`ExpertParallel::rows`] times this many bytes, and with
-    /// [`DispatchWay::AllGather`] at least as many for the tokens of all ranks.
+    /// [`DispatchWay::AllGather`] at least as many for the tokens of all ranks; it must then be the same on all ranks.
     pub max_row_bytes: usize,
     /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
     pub layout: Layout,
     /// How rows are dispatched, the same on all ranks; default [`DispatchWay::Rows`]. With
-    /// [`DispatchWay::AllGather`], `max_tokens` must be the same on all ranks.
+    /// [`DispatchWay::AllGather`], `max_tokens` and `max_row_bytes` must be the same on all ranks.
     pub way: DispatchWay,
 }
 
@@ -124,7 +124,8 @@ impl<'c> ExpertParallelBuilder<'c> {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for sizes that cannot work or that differ between the ranks, and when another rank
     /// failed to build; [`ErrorKind::Cuda`] when there is not enough memory, or the driver does not accept the kernels;
-    /// otherwise as any operation.
+    /// otherwise as any operation. When a rank cannot even compare its sizes with those of the others, which wait for it, the
+    /// communicator is aborted.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -148,7 +149,8 @@ impl<'c> ExpertParallelBuilder<'c> {
         let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
         let made = made?;
         compared?;
-        made.connect_gathers()?;
+        made.connect_gathers()
+            .map_err(|error| self.comm.inner.fail_alone(error))?;
         Ok(made)
     }
 
@@ -211,45 +213,54 @@ impl<'c> ExpertParallelBuilder<'c> {
 
     /// Compares the sizes that have to be the same on all ranks.
     fn compare(&self, sizes: Option<&Sizes>) -> Result<()> {
-        const FIELDS: [&str; 6] = [
+        const FIELDS: [&str; 7] = [
             "experts",
             "placement",
             "capacity",
             "layout",
             "way",
             "max_tokens",
+            "max_row_bytes",
         ];
-        let own: [u64; 7] = match sizes {
-            None => [0; 7],
-            Some(sizes) => [
-                1,
-                sizes.experts as u64,
-                self.placement
-                    .as_ref()
-                    .map_or(0, ExpertPlacement::fingerprint),
-                sizes.capacity as u64,
-                sizes.layout as u64,
-                sizes.way as u64,
-                match sizes.way {
+        let own: [u64; FIELDS.len() + 1] = match sizes {
+            None => [0; FIELDS.len() + 1],
+            Some(sizes) => {
+                // These two determine how much is gathered.
+                let gathered = |size: usize| match sizes.way {
                     DispatchWay::Rows => 0,
-                    DispatchWay::AllGather => sizes.max_tokens as u64,
-                },
-            ],
+                    DispatchWay::AllGather => size as u64,
+                };
+                [
+                    1,
+                    sizes.experts as u64,
+                    self.placement
+                        .as_ref()
+                        .map_or(0, ExpertPlacement::fingerprint),
+                    sizes.capacity as u64,
+                    sizes.layout as u64,
+                    sizes.way as u64,
+                    gathered(sizes.max_tokens),
+                    gathered(sizes.max_row_bytes),
+                ]
+            }
         };
         let stream = self.comm.stream();
-        let exchange = Error::cuda("exchanging numbers with the other ranks");
+        let exchange = || Error::cuda("exchanging numbers with the other ranks");
+        // The other ranks wait for the numbers of this one.
+        let alone = |error| self.comm.inner.fail_alone(error);
         let told = cuda_driver::ignoring_stored_error(stream.context(), || {
             let x = stream.clone_htod(&own.repeat(self.comm.world_size()))?;
             let y = stream.alloc_zeros::<u64>(own.len() * self.comm.world_size())?;
             Ok((x, y))
         });
-        let (x, mut y) = told.map_err(exchange)?;
+        let (x, mut y) = told.map_err(exchange()).map_err(alone)?;
         // Exchanged as messages, which connect all pairs of ranks: NCCL waits on the host for these connections, and no
         // later call should.
         let grouped = Algorithm::Grouped;
         self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
         let told = read_back(self.comm, &y)
-            .map_err(Error::cuda("exchanging numbers with the other ranks"))?;
+            .map_err(exchange())
+            .map_err(alone)?;
         let refuse = |field, reason| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
         let all = || told.chunks_exact(own.len()).enumerate();
         if let Some((rank, _)) = all().find(|(_, one)| one[0] == 0) {

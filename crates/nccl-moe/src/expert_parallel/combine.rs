@@ -95,7 +95,9 @@ impl ExpertParallel {
                 let (kernels, on) = (&self.device.kernels, self.comm.stream());
                 // SAFETY: prepared; all buffers are leased by the operation.
                 unsafe { kernels.combine(on, &combine, data_type) }
-            })?;
+            })
+            // The other ranks count this combine as done.
+            .map_err(|error| self.comm.inner.fail_alone(error))?;
         }
         Ok(request)
     }

@@ -207,7 +207,8 @@ impl ExpertParallel {
         launch(Moment::BeforeMessages)?;
         let request = issue(&self.comm, &buffers, KIND, shape)?;
         if self.sizes.way == DispatchWay::AllGather {
-            launch(Moment::AfterMessages)?;
+            // The other ranks count this dispatch as done.
+            launch(Moment::AfterMessages).map_err(|error| self.comm.inner.fail_alone(error))?;
         }
         Ok(request)
     }

@@ -145,7 +145,8 @@ unsafe fn begin(
     if !mask.is_null() {
         register_mask(mask);
     }
-    let turn = ALL_COMMUNICATORS.push(|slot| {
+    let is_in_use = |slot: &Communicator| slot.is_over.load(Ordering::Relaxed) == 0;
+    let turn = ALL_COMMUNICATORS.push_beside(is_in_use, |slot| {
         // SAFETY: guaranteed by the caller.
         unsafe { keep_name(slot, introduction.name, no_name) };
         slot.hash.store(introduction.hash, Ordering::Relaxed);

@@ -103,11 +103,28 @@ impl<S: Slot, const N: usize> Ring<S, N> {
     /// Assigns the next place, lets `fill` write it, and returns its turn; `None` if other threads are still filling
     /// the places tried.
     pub(super) fn push(&self, fill: impl FnOnce(&S)) -> Option<u64> {
+        self.push_beside(|_| false, fill)
+    }
+
+    /// As [`push`](Self::push), but passes over places that are in use, unless all are.
+    pub(super) fn push_beside(
+        &self,
+        is_in_use: impl Fn(&S) -> bool,
+        fill: impl FnOnce(&S),
+    ) -> Option<u64> {
         const ATTEMPTS: usize = 8;
-        for _ in 0..ATTEMPTS {
+        let mut passed = 0;
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             let turn = self.next.fetch_add(1, Ordering::Relaxed) + 1;
             let slot = &self.slots[(turn % N as u64) as usize];
-            let before = slot.turn().load(Ordering::Relaxed);
+            // Acquires what was written in that turn, so that `is_in_use` looks at no earlier one.
+            let before = slot.turn().load(Ordering::Acquire);
+            if before != 0 && before != FILLING && passed < N && is_in_use(slot) {
+                passed += 1;
+                continue;
+            }
+            attempts += 1;
             // A thread may be stopped while it fills a place, until the others have gone round the ring and reach that
             // place.
             let is_claimed = before != FILLING
@@ -363,4 +380,35 @@ pub fn monotonic_ns() -> u64 {
     // SAFETY: writes one value of this type.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_communicator_in_use_keeps_its_place_while_others_come_and_go() {
+        let ring: Ring<Communicator, 8> = Ring::new([const { Communicator::new() }; 8]);
+        let make = |is_over: u8| {
+            let is_in_use = |slot: &Communicator| slot.is_over.load(Ordering::Relaxed) == 0;
+            let fill = |slot: &Communicator| slot.is_over.store(is_over, Ordering::Relaxed);
+            ring.push_beside(is_in_use, fill).unwrap()
+        };
+        let first = make(0);
+        for _ in 0..100 {
+            make(1);
+        }
+        assert!(ring.get(first).is_some());
+        let last: Vec<u64> = (0..7).map(|_| make(0)).collect();
+        assert!(
+            last.iter()
+                .chain([&first])
+                .all(|turn| ring.get(*turn).is_some())
+        );
+        // All are in use: an old one goes.
+        let more = make(0);
+        assert!(ring.get(more).is_some());
+        let all = last.iter().chain([&first]);
+        assert_eq!(all.filter(|turn| ring.get(**turn).is_none()).count(), 1);
+    }
 }

@@ -5,6 +5,7 @@
 //! `NCCL_TEST_SEED` repeats it:
 //! `NCCL_TEST_SEED=7 NCCL_TEST_CHANGES=250 cargo test -p inference-server --test server elastic_soak -- --nocapture`.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -131,6 +132,12 @@ fn soak(first: usize) {
     });
 }
 
+/// Shows the progress of a long run, past the test harness, which captures what `println` writes.
+fn report(done: usize, count: usize) {
+    let line = format!("elastic_soak: {done} of {count} changes\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
 struct Changes<'a> {
     server: &'a Server,
     /// The most ranks.
@@ -150,6 +157,9 @@ impl Changes<'_> {
         for number in 0..count {
             std::thread::sleep(Duration::from_millis(self.random.u64(0..60)));
             self.change();
+            if (number + 1) % 10 == 0 {
+                report(number + 1, count);
+            }
             if number + 1 < count && self.random.u8(0..3) == 0 {
                 self.left = None;
                 continue;

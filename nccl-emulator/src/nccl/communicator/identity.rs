@@ -20,10 +20,7 @@ pub(crate) fn rank_info(device: i32, pool: &Pool, ras: Place) -> RankInfo {
         device,
         version: version::code(),
         pool: 0,
-        started: match life("self") {
-            Life::Since(start) => start,
-            Life::Ended | Life::Unknown => 0,
-        },
+        started: own_start().unwrap_or(0),
         pid_namespace: namespace("pid"),
         host_hash: host_hash(),
         process: process(),
@@ -48,47 +45,68 @@ enum Life {
     Since(u64),
     /// A zombie counts as ended: its memory and descriptors are gone.
     Ended,
+    /// It has no file in /proc that this process sees.
+    Hidden,
     Unknown,
 }
 
-fn life(pid: &str) -> Life {
-    life_in(fs::read_to_string(format!("/proc/{pid}/stat")))
+fn life(pid: u32) -> Life {
+    match life_in(fs::read_to_string(format!("/proc/{pid}/stat"))) {
+        // With the mount option `hidepid` the processes of other users have no files.
+        Life::Hidden if !exists(pid) => Life::Ended,
+        life => life,
+    }
 }
 
-/// Returns the life that a process's `stat` tells. Only a missing file means an end: this process may lack, for example, the
-/// descriptor to read it.
+fn exists(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks whether the process exists.
+    let asked = unsafe { libc::kill(pid.cast_signed(), 0) };
+    asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Returns the life that a process's `stat` tells. An error says nothing of an end, but that of a missing file: this process
+/// may lack, for example, the descriptor to read it.
 fn life_in(stat: io::Result<String>) -> Life {
     let stat = match stat {
         Ok(stat) => stat,
         Err(error) => match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ESRCH) => return Life::Ended,
+            Some(libc::ENOENT | libc::ESRCH) => return Life::Hidden,
             _ => return Life::Unknown,
         },
     };
-    // The name in parentheses may contain blanks and parentheses.
+    // The name in parentheses may contain blanks and parentheses. The state is field 3.
     let fields = stat.rfind(')').map_or("", |end| &stat[end + 1..]);
-    let mut fields = fields.split_ascii_whitespace();
-    match fields.next() {
-        Some("Z" | "X" | "x") => Life::Ended,
-        // The start is field 22.
-        Some(_) => match fields.nth(18).map(str::parse) {
-            Some(Ok(start)) => Life::Since(start),
-            _ => Life::Unknown,
-        },
-        None => Life::Unknown,
+    let fields: Vec<_> = fields.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    match (fields.first(), number(20), number(22)) {
+        // The first thread of a process may end long before the others: then it is a zombie among several threads.
+        (Some(&("Z" | "X" | "x")), Some(0 | 1), _) => Life::Ended,
+        (Some(_), _, Some(start)) => Life::Since(start),
+        _ => Life::Unknown,
+    }
+}
+
+/// Returns the start of this process, unless /proc is that of another PID namespace, where its PID is somebody else's.
+fn own_start() -> Option<u64> {
+    let own = life_in(fs::read_to_string("/proc/self/stat"));
+    match life(std::process::id()) {
+        Life::Since(start) if own == Life::Since(start) => Some(start),
+        _ => None,
     }
 }
 
 /// Whether the process of a rank is certainly gone. A process of another PID namespace counts as
 /// alive.
 pub(crate) fn is_gone(info: &RankInfo) -> bool {
-    static OWN: OnceLock<u64> = OnceLock::new();
-    info.pid_namespace == *OWN.get_or_init(|| namespace("pid"))
+    /// This process's, if its /proc shows it.
+    static OWN: OnceLock<Option<u64>> = OnceLock::new();
+    let own = *OWN.get_or_init(|| own_start().map(|_| namespace("pid")));
+    own == Some(info.pid_namespace)
         && info.started != 0
-        && match life(&info.pid.to_string()) {
+        && match life(info.pid) {
             Life::Since(start) => start != info.started,
             Life::Ended => true,
-            Life::Unknown => false,
+            Life::Hidden | Life::Unknown => false,
         }
 }
 
@@ -123,7 +141,7 @@ pub(crate) fn process() -> u64 {
 mod tests {
     use super::*;
 
-    fn start(pid: &str) -> u64 {
+    fn start(pid: u32) -> u64 {
         match life(pid) {
             Life::Since(start) => start,
             other => panic!("process {pid}: {other:?}"),
@@ -133,15 +151,31 @@ mod tests {
     #[test]
     fn only_a_missing_or_dead_process_has_ended() {
         let error = |code| life_in(Err(io::Error::from_raw_os_error(code)));
-        assert_eq!(error(libc::ENOENT), Life::Ended);
-        assert_eq!(error(libc::ESRCH), Life::Ended);
+        assert_eq!(error(libc::ENOENT), Life::Hidden);
+        assert_eq!(error(libc::ESRCH), Life::Hidden);
         for lack in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EACCES] {
             assert_eq!(error(lack), Life::Unknown);
         }
-        let stat = |state| life_in(Ok(format!("7 (a) b) {state}{} 41 0", " 0".repeat(18))));
-        assert_eq!(stat("S"), Life::Since(41));
-        assert_eq!(stat("Z"), Life::Ended);
+        let stat = |state, threads: u32| {
+            let before = " 0".repeat(16);
+            life_in(Ok(format!("7 (a) b) {state}{before} {threads} 0 41 0")))
+        };
+        assert_eq!(stat("S", 1), Life::Since(41));
+        assert_eq!(stat("Z", 1), Life::Ended);
+        // Its first thread has ended.
+        assert_eq!(stat("Z", 2), Life::Since(41));
         assert_eq!(life_in(Ok(String::new())), Life::Unknown);
+    }
+
+    #[test]
+    fn a_process_without_a_file_has_ended_only_if_no_signal_reaches_it() {
+        // The first process belongs to another user, unless root runs this; it exists all the same.
+        assert!(exists(1));
+        assert!(exists(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let _ = child.wait().unwrap();
+        assert!(!exists(child.id()));
+        assert_eq!(life(child.id()), Life::Ended);
     }
 
     #[test]
@@ -152,7 +186,7 @@ mod tests {
             .unwrap();
         let info = RankInfo {
             pid: child.id(),
-            started: start(&child.id().to_string()),
+            started: start(child.id()),
             pid_namespace: namespace("pid"),
             ..RankInfo::default()
         };
@@ -167,7 +201,7 @@ mod tests {
         assert!(is_gone(&info));
         let own = RankInfo {
             pid: std::process::id(),
-            started: start("self"),
+            started: own_start().unwrap(),
             ..info
         };
         assert!(!is_gone(&own));

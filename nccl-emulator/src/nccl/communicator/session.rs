@@ -46,6 +46,8 @@ pub(crate) struct Session {
     raced: Mutex<HashSet<(usize, u64)>>,
     /// See [`Session::has_lost_waits`]. Stays set when the flag of an abort is lowered.
     has_lost_waits: AtomicBool,
+    /// See [`Session::has_given_up`].
+    has_given_up: AtomicBool,
     /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
     /// When the process of each rank has to be looked at again, in milliseconds; [`DEAD`] once it has ended.
@@ -89,6 +91,7 @@ impl Session {
             logging: Mutex::default(),
             raced: Mutex::default(),
             has_lost_waits: AtomicBool::new(false),
+            has_given_up: AtomicBool::new(false),
             routes: OnceLock::new(),
             looks,
         }
@@ -222,6 +225,16 @@ impl Session {
         self.has_lost_waits.load(Ordering::Acquire)
     }
 
+    /// Notes that this rank has given up operations in the middle.
+    pub(crate) fn give_up(&self) {
+        self.has_given_up.store(true, Ordering::Release);
+    }
+
+    /// Whether this rank has given up operations in the middle, so that none can begin any more.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.has_given_up.load(Ordering::Acquire)
+    }
+
     /// Waits, on the host, until all ranks have reached this barrier.
     ///
     /// # Errors
@@ -262,8 +275,13 @@ impl Session {
     /// Whether a rank never takes part in an operation again: it has aborted or freed its communicator, or its process has
     /// ended.
     pub(crate) fn is_lost(&self, rank: usize) -> bool {
+        self.has_left(rank) || self.has_died(rank)
+    }
+
+    /// Whether a rank has aborted or freed its communicator.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
         let teardown = &self.segment.block(rank).teardown;
-        teardown.load(Ordering::SeqCst) & GONE != 0 || self.has_died(rank)
+        teardown.load(Ordering::SeqCst) & GONE != 0
     }
 
     /// Whether the process of a rank has ended, as seen at a look every [`LIFE_SIGN`].

@@ -8,7 +8,7 @@
 //! for the work before a launch on its stream, and for the end of every graph that has captured a launch.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ use crate::version;
 
 /// The limit of a sleep that a ring should end: a killed process does not ring.
 const SAFETY_NET: Duration = Duration::from_millis(100);
+/// How long a stopped process that copies from or to the memory of a rank holds up the end of that rank.
+pub(super) const PATIENCE_WITH_USERS: Duration = Duration::from_secs(10);
 
 /// Runs the job of `ncclCommFinalize`.
 pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
@@ -74,8 +76,9 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         wait_for_launches(member);
         member.captured.wait();
     }
+    let until = Instant::now() + PATIENCE_WITH_USERS;
     for member in all.iter().filter(|member| member.abort.is_raised()) {
-        wait_for_users(member.session().unwrap_or(session));
+        wait_for_users(member.session().unwrap_or(session), until);
     }
     // A rank whose init failed has no connections.
     for member in unfinalized.iter().filter(|member| member.is_initialized()) {
@@ -128,11 +131,12 @@ pub(super) fn wait_for_launches(communicator: &Communicator) {
     }
 }
 
-/// Waits until no other rank uses the memory of this one for an operation that this rank has given up. A stopped process
-/// holds its peers up only so long.
-pub(super) fn wait_for_users(session: &Session) {
-    const LIMIT: Duration = Duration::from_secs(10);
-    let (own, until) = (session.rank, Instant::now() + LIMIT);
+/// Waits until no other rank uses the memory of this one for an operation that this rank has given up; not longer than
+/// `until`.
+pub(super) fn wait_for_users(session: &Session, until: Instant) {
+    let own = session.rank;
+    // A rank that is about to put into the memory of this one sees that it leaves, or is seen.
+    fence(Ordering::SeqCst);
     for other in 0..session.ranks() {
         let uses = || session.segment.uses_memory_of(other, own);
         while uses() && !identity::is_gone(session.info(other)) && Instant::now() < until {

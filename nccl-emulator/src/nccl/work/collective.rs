@@ -123,12 +123,13 @@ impl Collective {
         }
         if matches!(self.phase, Phase::Waiting) {
             match shared.state(self.number) {
-                Arrival::Waiting => return Ok(Outcome::Blocked),
-                Arrival::Spoiled => return Ok(self.mismatch(scope, false)),
-                // Blocks that were taken before may have been the last ones.
-                Arrival::Withdrawn if shared.is_done(self.number) => self.phase = Phase::Leaving,
-                Arrival::Withdrawn => return Ok(Outcome::Blocked),
                 Arrival::Open => self.phase = Phase::Working,
+                Arrival::Spoiled => return Ok(self.mismatch(scope, false)),
+                // The others may have completed it before a rank gave up this one or the next one.
+                Arrival::Waiting | Arrival::Withdrawn if shared.is_done(self.number) => {
+                    self.phase = Phase::Leaving;
+                }
+                Arrival::Waiting | Arrival::Withdrawn => return Ok(Outcome::Blocked),
             }
         }
         if matches!(self.phase, Phase::Working) {
@@ -188,15 +189,11 @@ impl Collective {
         Ok(())
     }
 
-    /// Gives the collective up, if it is not complete.
-    pub(super) fn withdraw(&mut self, session: &Session) {
-        if self.block.take().is_some() {
-            session.segment.set_busy(session.rank, busy::IDLE);
-        }
-        if self.number > 0 {
-            let shared = &session.segment.header().collective.0;
-            shared.withdraw(self.number);
-        }
+    /// Gives the collective up, if it is not complete. Returns whether it was.
+    pub(super) fn withdraw(&mut self, session: &Session) -> bool {
+        self.block = None;
+        let shared = &session.segment.header().collective.0;
+        self.number > 0 && shared.withdraw(self.number)
     }
 
     fn check_own(&self, scope: &Scope<'_>) -> Result<(), Violation> {

@@ -17,7 +17,7 @@ use crate::nccl::communicator::{Communicator, Session};
 use crate::nccl::debug::{self, warn};
 use crate::nccl::profiler::Tracker;
 use crate::nccl::task::{self, MessageTask};
-use crate::transport::Direction;
+use crate::transport::{Direction, busy};
 use cuda_emulator::driver::context::Context;
 use cuda_emulator::exec::{Bell, Step, Work};
 
@@ -246,11 +246,18 @@ impl Launch {
     /// Gives up what is not complete: no peer takes another part of it. This rank's memory is its own again once the peers
     /// have finished the parts that they hold, for which an abort waits.
     fn withdraw(&mut self) {
-        if !std::mem::replace(&mut self.is_over, true) {
-            self.messages.withdraw(&self.session);
-            if let Some(collective) = &mut self.collective {
-                collective.withdraw(&self.session);
-            }
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        let session = &self.session;
+        let collective = self.collective.as_mut();
+        let is_left = collective.is_some_and(|collective| collective.withdraw(session));
+        if self.messages.withdraw(session) | is_left {
+            session.give_up();
+        }
+        if self.prepared {
+            // Also after a panic in the middle of a part.
+            session.segment.set_busy(session.rank, busy::IDLE);
         }
     }
 }
@@ -283,6 +290,10 @@ impl Work for Launch {
             self.withdraw();
             return Step::Done;
         }
+        if !self.prepared && self.session.has_given_up() {
+            // The peers' counts no longer fit this rank's: a kernel would wait for ever.
+            self.stuck = true;
+        }
         if self.stuck {
             return Step::Blocked { seen };
         }
@@ -293,12 +304,13 @@ impl Work for Launch {
             self.observe(&tracker, &outcome);
         }
         match outcome {
-            Outcome::Done => {
-                // A launch that ends by an error leaves messages behind.
-                self.is_over = self.communicator.state().is_ok();
+            Outcome::Done | Outcome::Failed => {
+                // Without an error nothing is left.
+                self.is_over |=
+                    self.communicator.state().is_ok() && matches!(outcome, Outcome::Done);
+                self.withdraw();
                 Step::Done
             }
-            Outcome::Failed => Step::Done,
             Outcome::Progress => Step::Progress,
             Outcome::Blocked if self.start.is_none() && self.fault.is_none() => {
                 match self.look_at_connections() {
@@ -347,7 +359,7 @@ impl Work for Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        // The launches of a failed context end without another step.
+        // A launch ends without another step if its context fails, or after a panic.
         self.withdraw();
         let mut lists = std::mem::take(&mut self.lists);
         lists.lanes = self.messages.take_lanes();

@@ -3,10 +3,12 @@
 //! The source copies into the peer's memory by itself, then counts the signal; the peer has no part in
 //! that. A rank that waits for signals consumes them.
 
+use std::sync::atomic::{Ordering, fence};
+
 use super::lane::{still_valid, view};
 use super::scope::{Outcome, Scope};
 use crate::nccl::task::OneSidedTask;
-use crate::transport;
+use crate::transport::{self, busy};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::{Violation, ViolationKind};
 
@@ -44,7 +46,16 @@ impl OneSided {
             } => {
                 let part = &window.parts[*peer];
                 let to = (part, *offset, *signal);
-                let put = self.put(scope, *peer, (*from, *bytes), to, budget);
+                let segment = &scope.session.segment;
+                segment.set_busy(scope.session.rank, busy::with(*peer));
+                // A rank that leaves says so before it looks for the ranks that use its memory.
+                fence(Ordering::SeqCst);
+                let put = match scope.session.has_left(*peer) {
+                    // Nobody sees what would be written.
+                    true => Ok(true),
+                    false => self.put(scope, *peer, (*from, *bytes), to, budget),
+                };
+                segment.set_busy(scope.session.rank, busy::IDLE);
                 match put {
                     Ok(done) => done,
                     Err(violation) => return Some(scope.fail(violation, "PutSignal")),

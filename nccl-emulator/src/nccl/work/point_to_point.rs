@@ -59,7 +59,6 @@ struct Copying {
     from: *const u8,
     to: *mut u8,
     left: usize,
-    part: u64,
     peer_span: Span,
 }
 
@@ -76,15 +75,13 @@ impl PointToPoint {
         }
     }
 
-    /// Gives up the messages that are not complete.
-    pub(super) fn withdraw(&mut self, session: &Session) {
+    /// Gives up the messages that are not complete. Returns whether there are any.
+    pub(super) fn withdraw(&mut self, session: &Session) -> bool {
+        self.copying = None;
         let posted = self.lanes.iter().filter(|lane| lane.head != Head::Empty);
-        for lane in posted {
-            lane.exchange(session).withdraw(lane.number);
-        }
-        if self.copying.take().is_some() {
-            session.segment.set_busy(session.rank, busy::IDLE);
-        }
+        posted.fold(false, |any, lane| {
+            lane.exchange(session).withdraw(lane.number) || any
+        })
     }
 
     /// Takes the lanes, for their capacity.
@@ -289,10 +286,11 @@ impl PointToPoint {
                 let (session, exchange) = (scope.session, lane.exchange(scope.session));
                 match lane.compare(session) {
                     std::cmp::Ordering::Greater => return None,
-                    // The peer has completed the message, or given it up, and posted a later one.
-                    std::cmp::Ordering::Less if exchange.spoiled(lane.number).is_none() => {
+                    // The peer has completed the message and posted a later one.
+                    std::cmp::Ordering::Less if exchange.is_done(lane.number) => {
                         return Some(self.advance(scope, messages, at));
                     }
+                    // Or it has given the message up.
                     std::cmp::Ordering::Less | std::cmp::Ordering::Equal => {}
                 }
                 session
@@ -355,7 +353,6 @@ impl PointToPoint {
             from,
             to,
             left: part as usize,
-            part,
             peer_span,
         })
     }
@@ -383,17 +380,16 @@ impl PointToPoint {
         let at = copying.lane;
         let lane = &self.lanes[at];
         let session = scope.session;
+        let own = still_valid(session.pool(session.rank), &lane.span).map_err(Wrong::Own);
+        let valid = own.and_then(|()| {
+            still_valid(session.pool(lane.peer), &copying.peer_span).map_err(Wrong::Peer)
+        });
+        // After the check: a peer that has given the message up may free its memory now.
         session.segment.set_busy(session.rank, busy::IDLE);
-        if let Err(violation) = still_valid(session.pool(session.rank), &lane.span) {
-            return self.report(scope, at, Wrong::Own(violation));
+        if let Err(wrong) = valid {
+            return self.report(scope, at, wrong);
         }
-        if let Err(violation) = still_valid(session.pool(lane.peer), &copying.peer_span) {
-            return self.report(scope, at, Wrong::Peer(violation));
-        }
-        if !lane
-            .exchange(scope.session)
-            .finish(lane.number, copying.part, lane.span.len)
-        {
+        if !lane.exchange(session).finish(lane.number, lane.chunks()) {
             return None;
         }
         let (peer, more, bytes) = (lane.peer, lane.next + 1 < lane.end, lane.span.len);

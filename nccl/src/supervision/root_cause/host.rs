@@ -71,7 +71,14 @@ fn of_host(
 ) -> Vec<String> {
     let here = places.iter().enumerate();
     let here = here.filter(|(_, (other, _))| other == host);
-    let ranks: BTreeMap<u32, usize> = here.map(|(rank, (_, pid))| (*pid, rank)).collect();
+    // Ranks may be threads of one process.
+    let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (rank, (_, pid)) in here {
+        ranks.entry(*pid).or_default().push(rank);
+    }
+    // In a PID namespace, another process has the number that the log names.
+    let known = || seen.iter().filter_map(|one| one.evidence.has_host_pids());
+    let has_host_pids = known().next().is_some() && known().all(|is_of_host| is_of_host);
     let pids: Vec<u32> = ranks.keys().copied().collect();
     let mut events: Vec<KernelEvent> = Vec::new();
     for event in seen.iter().flat_map(|one| one.evidence.events_of(&pids)) {
@@ -91,15 +98,17 @@ fn of_host(
     let mut said: Vec<String> = events
         .iter()
         .map(|event| {
-            let rank = match &event.kind {
-                KernelEventKind::OomKill(kill) => ranks.get(&kill.pid),
-                KernelEventKind::Xid(xid) => xid.pid.and_then(|pid| ranks.get(&pid)),
+            let pid = match &event.kind {
+                KernelEventKind::OomKill(kill) => Some(kill.pid),
+                KernelEventKind::Xid(xid) => xid.pid,
                 _ => None,
             };
-            let rank = rank.map_or_else(String::new, |rank| {
-                format!(" (the process of {})", roster.who(&[*rank]))
+            let of = pid.filter(|_| has_host_pids);
+            let of = of.and_then(|pid| ranks.get(&pid));
+            let of = of.map_or_else(String::new, |ranks| {
+                format!(" (the process of {})", roster.who(ranks))
             });
-            format!("{event}{rank}, {} ago", age_text(event.age))
+            format!("{event}{of}, {} ago", age_text(event.age))
         })
         .collect();
     said.extend(devices(seen, &pids, roster));

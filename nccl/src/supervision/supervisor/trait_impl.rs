@@ -11,6 +11,7 @@ use crate::supervision::fault_listener::{SupervisedCommunicator as _, report_end
 use crate::supervision::inside_nccl;
 use crate::supervision::local_evidence;
 use crate::supervision::pending_diagnoses::FAULT_TOPIC;
+use crate::supervision::scope_recorder::log_start;
 use nccl_base::departure::GatherOutcome;
 use nccl_base::fault::{Cause, Fault};
 use nccl_control::{QueriedOperation, RankProcess, StragglerQueryRequest};
@@ -88,7 +89,7 @@ impl Supervisor for ControlPlaneSupervisor {
     }
 
     fn announce(self: Arc<Self>, cause: Cause) {
-        let cause = local_evidence::with_nccl_warning(cause);
+        let cause = local_evidence::with_nccl_warning(cause, log_start(&self.session));
         let cause = match self.members.len() {
             1 => cause.of_one_rank(),
             _ => cause,

@@ -5,7 +5,9 @@ use super::*;
 /// Creates a coordinator of three ranks that takes over.
 fn successor() -> World {
     let mut world = World::new(3);
-    world.service.takes_over(world.now);
+    world.service.takes_over(world.now, 2);
+    // These tests look at outcomes.
+    world.service.channels.former = None;
     world
 }
 
@@ -23,7 +25,10 @@ fn all(topic: &str) -> Round {
 
 fn told(topics: &[(&str, bool)]) -> Request {
     let round = |(topic, has_failed): &(&str, bool)| (all(topic), *has_failed);
-    Request::Outcomes(topics.iter().map(round).collect())
+    Request::Follow {
+        outcomes: topics.iter().map(round).collect(),
+        before: FollowedBefore::None,
+    }
 }
 
 fn all_parts() -> Answer {

@@ -231,6 +231,13 @@ fn reason(view: &FactsView<'_>, listeners: &[ProbeListener], line: &Failure) -> 
     if line.stranger {
         return String::from("another process answers there");
     }
+    if line.silent {
+        return format!(
+            "connected, but the rank did not answer within {:.1} s: it has no CPU time or no file descriptors, or another process \
+             listens there",
+            PROBE_TIMEOUT.as_secs_f32()
+        );
+    }
     if line.error == 0 {
         return format!(
             "no answer within {:.1} s: a firewall drops it, or there is no way back",
@@ -269,6 +276,12 @@ fn remedy(
     let host = view.host(culprit);
     if to.iter().chain(from).all(|line| line.large) {
         return narrow(view, listeners, culprit, to, from);
+    }
+    if to.iter().chain(from).all(|line| line.silent) {
+        return String::from(
+            "the network lets connections pass: look at the load and the limit of open files (ulimit -n) of the ranks that did not \
+             answer",
+        );
     }
     if let Some(better) = suggestion(view, culprit) {
         return format!(
@@ -412,6 +425,28 @@ mod tests {
         ] {
             assert!(report.to_string().contains(words), "{words:?} in {report}");
         }
+    }
+
+    #[test]
+    fn a_rank_that_does_not_answer_is_told_apart_from_another_process_at_its_address() {
+        let (facts, listeners) = hosts();
+        let silent = |from| Failure {
+            silent: true,
+            ..failure(from, 2, 0)
+        };
+        let report = checked(&facts, &listeners, &[silent(0), silent(4)]).to_string();
+        for words in [
+            "unreachable from hosts h1, h3 (connected, but the rank did not answer within 2.5 s",
+            "look at the load and the limit of open files (ulimit -n) of the ranks that did not answer",
+        ] {
+            assert!(report.contains(words), "{words:?} in {report}");
+        }
+        let stranger = Failure {
+            stranger: true,
+            ..failure(0, 2, 0)
+        };
+        let report = checked(&facts, &listeners, &[stranger]).to_string();
+        assert!(report.contains("another process answers there"), "{report}");
     }
 
     #[test]

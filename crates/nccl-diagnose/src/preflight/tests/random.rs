@@ -214,6 +214,7 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             source: word(random),
             error: number(random),
             stranger: random.bool(),
+            silent: random.bool(),
             large: random.bool(),
         });
         let view = FactsView::of(&facts);

@@ -12,6 +12,9 @@ use crate::operation::OperationKind;
 /// decides how much memory is allocated.
 const UNKNOWN_RANKS: usize = 4096;
 
+/// Maximum number of members of all communicators together.
+const MEMBERS: usize = if cfg!(test) { 1 << 16 } else { 1 << 22 };
+
 /// A number that no rank has reached: no call of the group can be compared.
 const NEVER: u64 = u64::MAX;
 
@@ -97,10 +100,13 @@ impl<'t> Groups<'t> {
                 found[number].insert(rank, Part::of(recording));
             }
         }
-        let groups = found
-            .into_iter()
-            .filter_map(|parts| Group::of(timeline, &files, parts))
-            .collect();
+        let mut room = MEMBERS;
+        let groups = found.into_iter().filter_map(|parts| {
+            let sample = parts.values().next()?.recording;
+            room = room.checked_sub(sample.world_size)?;
+            Group::of(timeline, &files, parts)
+        });
+        let groups = groups.collect();
         Self { files, groups }
     }
 }

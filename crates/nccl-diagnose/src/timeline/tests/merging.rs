@@ -83,6 +83,51 @@ fn communicators_of_one_name_are_told_apart_and_their_ranks_are_found_in_the_wor
 }
 
 #[test]
+fn communicators_without_a_key_are_told_apart_by_their_members_and_their_order() {
+    let part = |rank: usize, members: Option<Vec<usize>>, calls: u64| {
+        let calls = (1..=calls).map(|number| call(number, number, CallState::Done, &[reduce(1)]));
+        let mut part = recording(rank, calls.collect());
+        (part.key, part.members, part.world_size) = (None, members, 2);
+        part
+    };
+    let of = |rank: usize, calls: [u64; 3]| {
+        let mut snapshot = snapshot(rank, "a", vec![]);
+        let first = part(rank, None, calls[0]);
+        let second = part(rank, None, calls[1]);
+        let other = part(rank, Some(vec![5, 7]), calls[2]);
+        snapshot.communicators = vec![first, second, other];
+        snapshot
+    };
+    let timeline = Timeline::merge(vec![of(0, [3, 1, 2]), of(1, [3, 1, 1])]).unwrap();
+    let standings = timeline.standings();
+    let behind: Vec<_> = standings.iter().map(|one| &one.behind[..]).collect();
+    assert_eq!(behind, [&[][..], &[], &[1]]);
+    let page = timeline.to_html();
+    assert!(page.contains("\"comm\":2") && !page.contains("\"comm\":3"));
+}
+
+#[test]
+fn of_a_rank_that_was_started_again_the_new_process_is_named() {
+    let calls = |last: u64| {
+        let calls = (1..=last).map(|number| call(number, number, CallState::Done, &[reduce(1)]));
+        calls.collect()
+    };
+    let mut old = snapshot(1, "a", calls(2));
+    (old.pid, old.taken) = (17, origin());
+    let timeline = Timeline::merge(vec![
+        old,
+        snapshot(0, "a", calls(3)),
+        snapshot(1, "a", calls(1)),
+    ]);
+    let standings = timeline.unwrap().standings();
+    let sentence = &standings[0].sentence;
+    assert!(
+        sentence.starts_with("rank 1 (node-1, pid 4001) is behind, at all_reduce #1"),
+        "{sentence}"
+    );
+}
+
+#[test]
 fn clocks_are_one_on_one_machine_corrected_where_measured_and_otherwise_said_to_be_wrong() {
     let sources = |mut snapshots: Vec<Snapshot>, measured: bool| {
         for (at, snapshot) in snapshots.iter_mut().enumerate() {
@@ -129,6 +174,23 @@ fn of_several_worlds_the_latest_is_merged_and_of_one_process_the_last_recording(
         timeline.left_out[0].contains("generation 2"),
         "{timeline:?}"
     );
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_recording_is_left_out_and_not_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::write(path("rank-0.json"), snapshot(0, "a", vec![]).to_json()).unwrap();
+    let made = rustix::fs::mkfifoat(rustix::fs::CWD, path("rank-1.json"), rustix::fs::Mode::RWXU);
+    made.unwrap();
+    let (say, said) = std::sync::mpsc::channel();
+    let all = directory.path().to_owned();
+    std::thread::spawn(move || drop(say.send(Timeline::read(&[all]))));
+    let read = said.recv_timeout(Duration::from_secs(20));
+    let timeline = read.expect("it does not wait").unwrap();
+    assert_eq!(timeline.ranks.len(), 1);
+    let left_out = &timeline.left_out[0];
+    assert!(left_out.ends_with("it is no regular file"), "{left_out}");
 }
 
 #[test]

@@ -33,6 +33,22 @@ fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
     }
 }
 
+/// The numbers come from a file.
+#[test]
+fn numbers_of_calls_that_were_left_out_do_not_overflow() {
+    let mut timeline = two_of_three();
+    let snapshot = &mut timeline.ranks[0].snapshot;
+    snapshot
+        .communicators
+        .push(snapshot.communicators[0].clone());
+    for one in &mut snapshot.communicators {
+        one.left_out = usize::MAX;
+    }
+    snapshot.notes_left_out = 1;
+    let words = format!("{} older calls and 1 notes left out", usize::MAX);
+    assert!(timeline.to_html().contains(&words));
+}
+
 /// What the page's script draws and shows, run by node; `None` where node is not installed.
 fn driven(timeline: &Timeline) -> Option<Value> {
     let directory = tempfile::tempdir().unwrap();

@@ -65,6 +65,23 @@ fn part(kind: OperationKind, peer: usize, count: u64) -> RecordedOperation {
 }
 
 #[test]
+fn no_number_of_large_communicators_makes_the_files_large() {
+    let mut snapshot = snapshot(0, "", Vec::new());
+    let recording = snapshot.communicators.remove(0);
+    snapshot.communicators = (0..100)
+        .map(|number| {
+            let mut large = recording.clone();
+            large.key = Some(format!("key {number}"));
+            large.world_size = 4000;
+            large
+        })
+        .collect();
+    let files = files(&Timeline::merge(vec![snapshot]).unwrap());
+    let groups = files[&0]["pg_config"].as_object().unwrap().len();
+    assert_eq!(groups, (1 << 16) / 4000);
+}
+
+#[test]
 fn an_entry_has_what_pytorch_writes() {
     let zero = vec![call(1, 10, CallState::Issued, &[reduce(6)])];
     let files = files(&timeline(vec![zero, Vec::new()]));

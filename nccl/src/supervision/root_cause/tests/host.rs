@@ -15,7 +15,7 @@ fn xid(number: u32, age_ms: u64) -> serde_json::Value {
 }
 
 fn log(events: &[serde_json::Value]) -> HostEvidence {
-    evidence(json!({"kernel_log": {"access": "read", "events": events}}))
+    evidence(json!({"kernel_log": {"access": "read", "events": events}, "has_host_pids": true}))
 }
 
 fn seen(evidence: &[HostEvidence]) -> Vec<SeenByRank<'_>> {
@@ -77,6 +77,29 @@ fn a_process_that_the_oom_killer_ended_is_named_and_one_of_another_job_is_not() 
         sentences(&seen(&[counted]), &places, &Roster::default()),
         ["host node-a: the OOM killer has ended 1 process of the ranks' control group"]
     );
+}
+
+#[test]
+fn a_process_is_named_with_all_its_ranks_unless_the_ranks_have_other_pids_than_the_log() {
+    let all = [log(&[xid(79, 4000)]), log(&[])];
+    let places = places(&[("node-a", 12), ("node-a", 12)]);
+    let said = sentences(&seen(&all), &places, &Roster::default());
+    assert!(
+        said[0].contains("process 12 (the process of ranks 0-1), 4 s ago"),
+        "{said:?}"
+    );
+    // Evidence that was not gathered says nothing of PIDs.
+    let beside = [all[0].clone(), evidence(json!({}))];
+    assert_eq!(sentences(&seen(&beside), &places, &Roster::default()), said);
+    // In a PID namespace.
+    let kill = json!({"age_ms": 2500, "times": 1, "kind": "oom_kill", "pid": 12, "name": "python", "cgroup": "/job/b",
+        "limited": "/job", "whole_host": false});
+    let other = evidence(
+        json!({"kernel_log": {"access": "read", "events": [xid(79, 4000), kill]}, "has_host_pids": false}),
+    );
+    let said = sentences(&seen(&[other]), &places, &Roster::default());
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].ends_with("process 12, 4 s ago"), "{said:?}");
 }
 
 #[test]
