@@ -121,6 +121,39 @@ fn what_a_rank_has_given_up_is_completed_by_nobody() {
 }
 
 #[test]
+fn an_operation_that_was_queued_behind_what_a_rank_gives_up_is_not_paired_with_a_later_one() {
+    let test =
+        "an_operation_that_was_queued_behind_what_a_rank_gives_up_is_not_paired_with_a_later_one";
+    processes(test, 2, &[], |process| {
+        let (rank, memory) = AllReduce.prepare(&process, "ranks", 1000);
+        let other = rank.memory(&vec![7u8; 1000]);
+        Receive.issue(&rank, &other);
+        rank.sync();
+        if rank.rank == 0 {
+            Receive.issue(&rank, &other);
+            AllReduce.issue(&rank, &other);
+            hangs(&rank);
+            let _left = Ending::Shrink.end(&rank);
+            rank.sync();
+            AllReduce.issue(&rank, &memory);
+            process.mark("later");
+        } else {
+            process.wait_for("later");
+            AllReduce.issue(&rank, &memory);
+            hangs(&rank);
+            process.mark("over");
+        }
+        process.wait_for("over");
+        assert!(!rank.is_idle());
+        assert_eq!(rank.abort(), 0);
+        assert!(
+            memory.read().iter().all(|&byte| byte == rank.rank as u8),
+            "nothing was reduced"
+        );
+    });
+}
+
+#[test]
 fn what_a_rank_gives_up_in_the_middle_changes_its_memory_no_more() {
     const LEN: usize = 128 << 20;
     let test = "what_a_rank_gives_up_in_the_middle_changes_its_memory_no_more";

@@ -298,12 +298,16 @@ fn memory_that_a_peer_freed_under_a_collective_fails_the_peer() {
     });
 }
 
+/// Connects the two ranks.
+fn warm_up(rank: &Rank) {
+    let (from, to) = (rank.memory(&[0u8; 2]), rank.memory(&[0u8; 2]));
+    assert_eq!(rank.all_to_all(&from, &to, Kind::ncclUint8), 0);
+    rank.sync();
+}
+
 /// Rank 0 sends more than rank 1 receives.
 fn unequal(rank: &Rank) {
-    let warm = rank.memory(&[0u8; 2]);
-    let warm_to = rank.memory(&[0u8; 2]);
-    assert_eq!(rank.all_to_all(&warm, &warm_to, Kind::ncclUint8), 0);
-    rank.sync();
+    warm_up(rank);
     if rank.rank == 0 {
         let from = rank.memory(&[1u32; 1000]);
         assert_eq!(rank.send(&from, Kind::ncclUint32, 1), 0);
@@ -359,6 +363,31 @@ fn under_strict_sizes_that_differ_are_an_error_on_both_ends() {
             assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
         },
     );
+}
+
+#[test]
+fn under_strict_operations_behind_one_that_fails_end_as_well() {
+    let test = "under_strict_operations_behind_one_that_fails_end_as_well";
+    processes(test, 2, &STRICT, |process| {
+        let rank = process.join();
+        warm_up(&rank);
+        let memory = rank.memory(&[0u8; 8]);
+        let reduce = || rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum);
+        assert_eq!(reduce(), 0);
+        rank.sync();
+        if rank.rank == 1 {
+            process.wait_for("queued");
+            assert_eq!(rank.receive(&memory, Kind::ncclUint8, 0), 0);
+        } else {
+            let half = rank.memory(&[0u8; 4]);
+            assert_eq!(rank.send(&half, Kind::ncclUint8, 1), 0);
+            assert_eq!(reduce(), 0);
+            process.mark("queued");
+        }
+        wait_until("the communicator has failed", || rank.state() == 5);
+        rank.sync();
+        assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
+    });
 }
 
 #[test]

@@ -229,10 +229,10 @@ impl Exchange {
     }
 
     /// Gives up message `number`, which the caller has posted, unless it is done: no chunk of it is handed out any more.
-    /// A chunk that the caller holds is never counted. Returns false if the message was done.
-    pub(crate) fn withdraw(&self, number: u64) -> bool {
+    /// A chunk that the caller holds is never counted.
+    pub(crate) fn withdraw(&self, number: u64) {
         if self.is_done(number) {
-            return false;
+            return;
         }
         let withdraw = |word| {
             let word = match belongs(word, number) {
@@ -248,7 +248,6 @@ impl Exchange {
         let _ = self
             .word
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, withdraw);
-        true
     }
 
     /// Returns the fault of message `number`, if it has one.
@@ -405,29 +404,29 @@ mod tests {
     fn a_message_that_an_end_has_withdrawn_is_claimed_by_nobody() {
         let exchange = Exchange::default();
         let withdrawn = Claim::Spoiled(Spoiled::Withdrawn);
-        assert!(exchange.withdraw(1));
+        exchange.withdraw(1);
         assert_eq!(exchange.claim(1, 1), withdrawn);
         assert!(!exchange.is_done(1));
         // In the middle: what was handed out is copied, and nothing more.
         assert_eq!(exchange.claim(2, 3), Claim::Chunk(0));
         assert_eq!(exchange.claim(2, 3), Claim::Chunk(1));
-        assert!(exchange.withdraw(2));
+        exchange.withdraw(2);
         assert!(!exchange.finish(2, 3));
         assert_eq!(exchange.claim(2, 3), withdrawn);
-        assert!(exchange.withdraw(2));
+        exchange.withdraw(2);
         // The count of a message that was given up is not another one's.
         assert_eq!(exchange.claim(3, 2), Claim::Chunk(0));
         assert!(!exchange.finish(3, 2));
         assert_eq!(exchange.claim(3, 2), Claim::Chunk(1));
         assert!(exchange.finish(3, 2));
         // What is done cannot be withdrawn.
-        assert!(!exchange.withdraw(3));
+        exchange.withdraw(3);
         assert!(exchange.is_done(3) && exchange.spoiled(3).is_none());
         // An end that is slow to see that does not take it for the next one, nor undoes the withdrawal of the next one.
-        assert!(exchange.withdraw(4));
+        exchange.withdraw(4);
         assert_eq!(exchange.claim(3, 2), Claim::Theirs);
         exchange.done.store(2, Ordering::Relaxed);
-        assert!(exchange.withdraw(3));
+        exchange.withdraw(3);
         assert_eq!(exchange.spoiled(4), Some(Spoiled::Withdrawn));
     }
 

@@ -143,10 +143,10 @@ impl Collective {
     }
 
     /// Gives up collective `number`, at which the caller has arrived, unless it is done: no block of it is taken any
-    /// more. A block that the caller has taken is never counted. Returns false if it was done.
-    pub(crate) fn withdraw(&self, number: u64) -> bool {
+    /// more. A block that the caller has taken is never counted.
+    pub(crate) fn withdraw(&self, number: u64) {
         if self.is_done(number) {
-            return false;
+            return;
         }
         let withdraw = |word| match belongs(word, number) {
             // The others still have to learn that the offers differ.
@@ -157,7 +157,6 @@ impl Collective {
         let _ = self
             .word
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, withdraw);
-        true
     }
 
     /// Returns the state of collective `number`. Says `Waiting` for one that is done if a rank has given up the next one.
@@ -254,7 +253,7 @@ mod tests {
         let collective = Collective::default();
         // Before the last arrival.
         assert!(!collective.arrive(1, 2));
-        assert!(collective.withdraw(1));
+        collective.withdraw(1);
         assert!(collective.arrive(1, 2));
         collective.open(1);
         assert_eq!(collective.state(1), Arrival::Withdrawn);
@@ -265,18 +264,18 @@ mod tests {
         collective.open(2);
         assert_eq!(collective.take(3), Taken::Block(0));
         assert!(!collective.finish(2, 3));
-        assert!(collective.withdraw(2));
+        collective.withdraw(2);
         assert_eq!(collective.take(3), Taken::Withdrawn);
         assert_eq!(collective.state(2), Arrival::Withdrawn);
         // The count of a collective that was given up is not another one's.
         collective.open(3);
         assert_eq!(collective.take(1), Taken::Block(0));
         assert!(collective.finish(3, 1));
-        assert!(!collective.withdraw(3));
+        collective.withdraw(3);
         assert_eq!(collective.state(3), Arrival::Open);
         // What differs stays so.
         collective.spoil(4);
-        assert!(collective.withdraw(4));
+        collective.withdraw(4);
         assert_eq!(collective.state(4), Arrival::Spoiled);
     }
 
@@ -287,12 +286,12 @@ mod tests {
         collective.open(1);
         assert_eq!(collective.take(1), Taken::Block(0));
         assert!(collective.finish(1, 1));
-        assert!(collective.withdraw(2));
+        collective.withdraw(2);
         // It finds no block, and its own end of the first one does not undo the second one's.
         assert_ne!(collective.take(1), Taken::Block(0));
         assert!(collective.is_done(1));
         collective.done.store(0, Ordering::Relaxed);
-        assert!(collective.withdraw(1));
+        collective.withdraw(1);
         assert_eq!(collective.state(2), Arrival::Withdrawn);
     }
 }

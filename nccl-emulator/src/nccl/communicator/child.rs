@@ -18,7 +18,7 @@ use super::init::establish;
 use super::peers;
 use super::session::Session;
 use super::state::Communicator;
-use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, REMOTE, Result, SYSTEM};
 use crate::nccl::abort::AbortFlag;
 use crate::nccl::bootstrap;
 use crate::nccl::config::Config;
@@ -206,13 +206,17 @@ fn gather(
     session.segment.say_split(session.rank, number, color, key);
     let said = |rank| session.segment.split(rank, number);
     peers::wait_for_each(session, aborted, |rank| said(rank).is_some())?;
-    let mut members: Vec<_> = (0..session.ranks())
-        .filter_map(|rank| said(rank).map(|(its_color, its_key)| (its_color, its_key, rank)))
-        .filter(|&(its_color, ..)| its_color == color && color != NCCL_SPLIT_NOCOLOR)
-        .collect();
+    let mut members = Vec::new();
+    for rank in 0..session.ranks() {
+        // A rank that has failed since may have taken part in other splits.
+        let (its_color, its_key) = said(rank).ok_or(REMOTE)?;
+        if its_color == color && color != NCCL_SPLIT_NOCOLOR {
+            members.push((its_key, rank));
+        }
+    }
     // Stable: ranks with the same key keep their order.
-    members.sort_by_key(|&(_, key, _)| key);
-    Ok(members.into_iter().map(|(.., rank)| rank).collect())
+    members.sort_by_key(|&(key, _)| key);
+    Ok(members.into_iter().map(|(_, rank)| rank).collect())
 }
 
 /// Returns the ranks that are not on a sorted list, and their nominal number: each entry of the list

@@ -20,7 +20,7 @@ pub(crate) fn rank_info(device: i32, pool: &Pool, ras: Place) -> RankInfo {
         device,
         version: version::code(),
         pool: 0,
-        started: own_start().unwrap_or(0),
+        started: own_start().ok().flatten().unwrap_or(0),
         pid_namespace: namespace("pid"),
         host_hash: host_hash(),
         process: process(),
@@ -86,23 +86,31 @@ fn life_in(stat: io::Result<String>) -> Life {
     }
 }
 
-/// Returns the start of this process, unless /proc is that of another PID namespace, where its PID is somebody else's.
-fn own_start() -> Option<u64> {
-    let own = life_in(fs::read_to_string("/proc/self/stat"));
-    match life(std::process::id()) {
-        Life::Since(start) if own == Life::Since(start) => Some(start),
-        _ => None,
+/// It cannot be told now.
+struct Unclear;
+
+/// Returns the start of this process; `None` if /proc is that of another PID namespace, where its PID is somebody else's.
+fn own_start() -> Result<Option<u64>, Unclear> {
+    static KNOWN: OnceLock<Option<u64>> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
     }
+    let own = life_in(fs::read_to_string("/proc/self/stat"));
+    let start = match (own, life(std::process::id())) {
+        (Life::Unknown, _) | (_, Life::Unknown) => return Err(Unclear),
+        (Life::Since(start), Life::Since(other)) if start == other => Some(start),
+        _ => None,
+    };
+    Ok(*KNOWN.get_or_init(|| start))
 }
 
 /// Whether the process of a rank is certainly gone. A process of another PID namespace counts as
 /// alive.
 pub(crate) fn is_gone(info: &RankInfo) -> bool {
-    /// This process's, if its /proc shows it.
-    static OWN: OnceLock<Option<u64>> = OnceLock::new();
-    let own = *OWN.get_or_init(|| own_start().map(|_| namespace("pid")));
-    own == Some(info.pid_namespace)
+    static OWN: OnceLock<u64> = OnceLock::new();
+    info.pid_namespace == *OWN.get_or_init(|| namespace("pid"))
         && info.started != 0
+        && matches!(own_start(), Ok(Some(_)))
         && match life(info.pid) {
             Life::Since(start) => start != info.started,
             Life::Ended => true,
@@ -201,7 +209,7 @@ mod tests {
         assert!(is_gone(&info));
         let own = RankInfo {
             pid: std::process::id(),
-            started: own_start().unwrap(),
+            started: own_start().ok().flatten().unwrap(),
             ..info
         };
         assert!(!is_gone(&own));

@@ -8,14 +8,12 @@ use std::sync::{Arc, OnceLock};
 use cuda_emulator::sync::Mutex;
 
 use super::identity;
-use super::peers;
 use super::route::{self, Route};
-use crate::code::Result;
 use crate::transport::teardown::GONE;
 use crate::transport::{Action, KEPT, RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::{Mapping, Span};
 
-/// How long a process that was seen alive counts as alive, in milliseconds.
+/// How long a process that was seen alive counts as alive, in milliseconds; at most twice that.
 const LIFE_SIGN: u64 = 20;
 const DEAD: u64 = u64::MAX;
 
@@ -225,31 +223,30 @@ impl Session {
         self.has_lost_waits.load(Ordering::Acquire)
     }
 
-    /// Notes that this rank has given up operations in the middle.
+    /// Notes that this rank has given up operations.
     pub(crate) fn give_up(&self) {
         self.has_given_up.store(true, Ordering::Release);
     }
 
-    /// Whether this rank has given up operations in the middle, so that none can begin any more.
+    /// Whether this rank has given up operations, so that none can begin any more: the peers count differently.
     pub(crate) fn has_given_up(&self) -> bool {
         self.has_given_up.load(Ordering::Acquire)
     }
 
-    /// Waits, on the host, until all ranks have reached this barrier.
-    ///
-    /// # Errors
-    /// See [`peers::wait_for_each`].
-    pub(crate) fn barrier(&self, is_aborted: &dyn Fn() -> bool) -> Result {
+    /// Reaches the next barrier on the host, and returns its number. The last rank rings.
+    pub(super) fn reach_barrier(&self) -> u64 {
         let number = self.barriers.fetch_add(1, Ordering::Relaxed) + 1;
         self.own().barriers.store(number, Ordering::SeqCst);
         let arrivals = &self.segment.header().barrier;
         if arrivals.fetch_add(1, Ordering::SeqCst) + 1 == number * self.ranks() as u64 {
             self.segment.ring_others(self.rank);
-            return Ok(());
         }
-        peers::wait_for_each(self, is_aborted, |rank| {
-            self.segment.block(rank).barriers.load(Ordering::SeqCst) >= number
-        })
+        number
+    }
+
+    /// Whether a rank has reached this barrier.
+    pub(super) fn has_reached_barrier(&self, rank: usize, number: u64) -> bool {
+        self.segment.block(rank).barriers.load(Ordering::SeqCst) >= number
     }
 
     /// The memory of `rank`'s device.
@@ -272,10 +269,11 @@ impl Session {
         &self.infos
     }
 
-    /// Whether a rank never takes part in an operation again: it has aborted or freed its communicator, or its process has
-    /// ended.
-    pub(crate) fn is_lost(&self, rank: usize) -> bool {
-        self.has_left(rank) || self.has_died(rank)
+    /// Returns whether a rank, as of now, never takes part in an operation again: it has aborted or freed its communicator,
+    /// or its process has ended.
+    pub(crate) fn is_lost(&self) -> impl Fn(usize) -> bool {
+        let now = milliseconds();
+        move |rank| self.has_left(rank) || self.has_died(rank, now)
     }
 
     /// Whether a rank has aborted or freed its communicator.
@@ -285,17 +283,19 @@ impl Session {
     }
 
     /// Whether the process of a rank has ended, as seen at a look every [`LIFE_SIGN`].
-    fn has_died(&self, rank: usize) -> bool {
+    fn has_died(&self, rank: usize, now: u64) -> bool {
         if self.is_local(rank) {
             return false;
         }
-        let (look, now) = (&self.looks[rank], milliseconds());
+        let look = &self.looks[rank];
         match look.load(Ordering::Relaxed) {
             DEAD => true,
             next if now < next => false,
             _ => {
                 let is_dead = identity::is_gone(&self.infos[rank]);
-                let next = if is_dead { DEAD } else { now + LIFE_SIGN };
+                // Different times for the ranks, so that one operation does not look at all of them.
+                let soon = now + LIFE_SIGN + rank as u64 % LIFE_SIGN;
+                let next = if is_dead { DEAD } else { soon };
                 look.store(next, Ordering::Relaxed);
                 is_dead
             }

@@ -3,7 +3,8 @@
 //! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and
 //! then, since 2.32.3, for all ranks with which this rank shares memory to get there too. An abort raises the flag, so its launches end
 //! as soon as the stream reaches them; the abort waits for that, and for peers to finish the piece of this rank's memory that they
-//! are copying, but never for other ranks to get anywhere. An abort of a communicator that was
+//! are copying, but never for other ranks to get anywhere. Of several ranks in a process the last one does all that; as in NCCL,
+//! the others return at once. An abort of a communicator that was
 //! connected to ranks of other processes takes half a second more. As in NCCL, these calls also wait
 //! for the work before a launch on its stream, and for the end of every graph that has captured a launch.
 

@@ -15,7 +15,7 @@ use super::peers;
 use super::session::Session;
 use super::state::Communicator;
 use super::window::{KIND, Listed, WINDOWS, Window, WindowRequest, allocated};
-use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, REMOTE, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::version;
@@ -112,7 +112,9 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
     let said = |rank| session.segment.window(rank, number);
     let is_aborted = || communicator.abort.is_raised();
     peers::wait_for_each(session, &is_aborted, |rank| said(rank).is_some())?;
-    let parts = (0..session.ranks()).filter_map(said).collect();
+    // A rank that has failed since may have registered others.
+    let parts = (0..session.ranks()).map(|rank| said(rank).ok_or(REMOTE));
+    let parts = parts.collect::<Result<_>>()?;
     let window = Arc::new(Window {
         communicator: communicator.handle(),
         address: request.address,

@@ -167,7 +167,7 @@ impl Collective {
         if !shared.arrive(self.number, ranks as u64) {
             return Ok(());
         }
-        if (0..ranks).any(|rank| session.is_lost(rank)) {
+        if (0..ranks).any(session.is_lost()) {
             // The kernel of an aborted or dead rank is gone, so its part is never done.
             return Ok(());
         }
@@ -189,11 +189,13 @@ impl Collective {
         Ok(())
     }
 
-    /// Gives the collective up, if it is not complete. Returns whether it was.
-    pub(super) fn withdraw(&mut self, session: &Session) -> bool {
+    /// Gives the collective up, if it is not complete.
+    pub(super) fn withdraw(&mut self, session: &Session) {
         self.block = None;
-        let shared = &session.segment.header().collective.0;
-        self.number > 0 && shared.withdraw(self.number)
+        if self.number > 0 {
+            let shared = &session.segment.header().collective.0;
+            shared.withdraw(self.number);
+        }
     }
 
     fn check_own(&self, scope: &Scope<'_>) -> Result<(), Violation> {

@@ -12,6 +12,7 @@ use super::point_to_point::PointToPoint;
 use super::proxies;
 use super::ring::{ring, ring_at};
 use super::scope::{Outcome, Scope};
+use crate::code::IN_PROGRESS;
 use crate::faults::{self, OperationFault};
 use crate::nccl::communicator::{Communicator, Session};
 use crate::nccl::debug::{self, warn};
@@ -249,15 +250,16 @@ impl Launch {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
-        let session = &self.session;
-        let collective = self.collective.as_mut();
-        let is_left = collective.is_some_and(|collective| collective.withdraw(session));
-        if self.messages.withdraw(session) | is_left {
-            session.give_up();
+        self.messages.withdraw(&self.session);
+        if let Some(collective) = &mut self.collective {
+            collective.withdraw(&self.session);
         }
+        // Operations that it has not posted are missing as well.
+        self.session.give_up();
         if self.prepared {
             // Also after a panic in the middle of a part.
-            session.segment.set_busy(session.rank, busy::IDLE);
+            let segment = &self.session.segment;
+            segment.set_busy(self.session.rank, busy::IDLE);
         }
     }
 }
@@ -290,8 +292,18 @@ impl Work for Launch {
             self.withdraw();
             return Step::Done;
         }
-        if !self.prepared && self.session.has_given_up() {
-            // The peers' counts no longer fit this rank's: a kernel would wait for ever.
+        if !self.prepared && !self.stuck && self.session.has_given_up() {
+            if let Err(code) = self.communicator.state()
+                && code != IN_PROGRESS
+            {
+                // Under STRICT nothing hangs.
+                return Step::Done;
+            }
+            // It would be paired with what the peers have begun before.
+            eprintln!(
+                "nccl-emulator: {} waits for ever: the rank has given up earlier operations",
+                self.describe()
+            );
             self.stuck = true;
         }
         if self.stuck {
@@ -359,8 +371,11 @@ impl Work for Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        // A launch ends without another step if its context fails, or after a panic.
-        self.withdraw();
+        // A launch ends without another step if its context fails, or after a panic. One that is only made for a profiler
+        // takes no step at all.
+        if self.prepared {
+            self.withdraw();
+        }
         let mut lists = std::mem::take(&mut self.lists);
         lists.lanes = self.messages.take_lanes();
         self.communicator.give_back(lists);

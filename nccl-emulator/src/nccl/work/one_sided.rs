@@ -50,11 +50,7 @@ impl OneSided {
                 segment.set_busy(scope.session.rank, busy::with(*peer));
                 // A rank that leaves says so before it looks for the ranks that use its memory.
                 fence(Ordering::SeqCst);
-                let put = match scope.session.has_left(*peer) {
-                    // Nobody sees what would be written.
-                    true => Ok(true),
-                    false => self.put(scope, *peer, (*from, *bytes), to, budget),
-                };
+                let put = self.put(scope, *peer, (*from, *bytes), to, budget);
                 segment.set_busy(scope.session.rank, busy::IDLE);
                 match put {
                     Ok(done) => done,
@@ -89,7 +85,10 @@ impl OneSided {
     ) -> Result<bool, Violation> {
         let session = scope.session;
         let (source, target) = (session.pool(session.rank), session.pool(peer));
+        let has_left = session.has_left(peer);
         let (read, write, copied) = match self.put {
+            // Nobody sees what would be written.
+            Some(_) if has_left => return Ok(true),
             Some(put) => put,
             None => {
                 let inside = offset.checked_add(bytes).is_some_and(|end| end <= part.len);
@@ -102,6 +101,9 @@ impl OneSided {
                             part.len
                         ),
                     ));
+                }
+                if has_left {
+                    return Ok(true);
                 }
                 let write = Span {
                     offset: part.offset + offset,

@@ -75,13 +75,12 @@ impl PointToPoint {
         }
     }
 
-    /// Gives up the messages that are not complete. Returns whether there are any.
-    pub(super) fn withdraw(&mut self, session: &Session) -> bool {
+    /// Gives up the messages that are not complete.
+    pub(super) fn withdraw(&mut self, session: &Session) {
         self.copying = None;
-        let posted = self.lanes.iter().filter(|lane| lane.head != Head::Empty);
-        posted.fold(false, |any, lane| {
-            lane.exchange(session).withdraw(lane.number) || any
-        })
+        for lane in self.lanes.iter().filter(|lane| lane.head != Head::Empty) {
+            lane.exchange(session).withdraw(lane.number);
+        }
     }
 
     /// Takes the lanes, for their capacity.
@@ -209,13 +208,14 @@ impl PointToPoint {
             prefetch::to_write(scope.session.segment.side(own, lane.peer));
             prefetch::to_read(scope.session.segment.side(lane.peer, own));
         }
+        let is_lost = scope.session.is_lost();
         for lane in &mut self.lanes {
             let message = &messages[lane.next];
             let span = scope
                 .resolve(message.address, message.bytes)
                 .map_err(|violation| violation.during(message.function.name()))?;
             lane.post(scope.session, span);
-            if scope.session.is_lost(lane.peer) {
+            if is_lost(lane.peer) {
                 lane.head = Head::Abandoned;
             }
         }
