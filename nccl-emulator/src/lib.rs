@@ -44,7 +44,7 @@
 //!
 //! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to libcuda or libnccl, and
 //! [`install()`] must come before the first call of either. As with CUDA, a process that was forked from one that uses the
-//! emulator must call exec before it uses CUDA.
+//! emulator must call exec before it uses CUDA or NCCL.
 //!
 //! The following driver functions return `CUDA_ERROR_NOT_SUPPORTED`, and print the reason once on stderr: unknown kernels
 //! ([`kernels`]); graphs that do not come from a capture, and memory allocated by a graph; managed memory; events shared

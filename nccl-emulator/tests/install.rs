@@ -118,6 +118,33 @@ fn the_child() {
                 }
             }
         }
+        "fork with NCCL only" => {
+            nccl_emulator::install().unwrap();
+            // SAFETY: NCCL's name leads to the emulator. Functions get places for their results; the child makes some
+            // calls and exits.
+            unsafe {
+                let api = nccl_sys::Loader::new().load().unwrap().api;
+                let allocate = || {
+                    let mut place = std::ptr::null_mut();
+                    api.ncclMemAlloc().unwrap()(&mut place, 1 << 20).0
+                };
+                // No call of the driver's.
+                assert_eq!(allocate(), 0);
+                match libc::fork() {
+                    0 => {
+                        let driver = cudarc::driver::sys::cuInit(0) as u32;
+                        let version = api.ncclGetVersion().unwrap()(&mut 0).0;
+                        libc::_exit((allocate() | driver << 4 | version << 6) as i32);
+                    }
+                    child => {
+                        let mut status = 0;
+                        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                        // ncclUnhandledCudaError and CUDA_ERROR_NOT_INITIALIZED; the version needs no CUDA.
+                        assert_eq!(libc::WEXITSTATUS(status), 1 | 3 << 4);
+                    }
+                }
+            }
+        }
         role => panic!("unknown role {role}"),
     }
 }
@@ -228,4 +255,5 @@ fn a_host_that_reads_device_memory_is_killed_as_on_a_gpu() {
 #[test]
 fn a_forked_child_cannot_use_its_parents_driver() {
     succeeds("fork", &[]);
+    succeeds("fork with NCCL only", &[]);
 }

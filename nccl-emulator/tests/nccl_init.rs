@@ -239,6 +239,90 @@ fn an_init_with_a_missing_rank_hangs_until_another_thread_aborts_it() {
 }
 
 #[test]
+fn an_init_whose_other_rank_has_failed_and_ended_is_a_remote_error() {
+    let test = "an_init_whose_other_rank_has_failed_and_ended_is_a_remote_error";
+    // Both ranks have the same GPU, which only rank 1 permits.
+    let environment = [
+        ("NCCL_EMULATOR_DEVICES", "1"),
+        ("NCCL_MULTI_RANK_GPU_ENABLE", "{rank}"),
+    ];
+    processes(test, 2, &environment, |process| {
+        let mut rank = Rank::alone(2, process.rank);
+        let id = process.id("id");
+        let code = nccl!(ncclCommInitRank(&mut rank.comm, 2, id, process.rank));
+        match process.rank {
+            0 => assert_eq!(code, 5, "{}", last_error()),
+            _ => {
+                assert_eq!(code, 6);
+                let text = last_error();
+                assert!(text.contains("Connection closed by remote peer"), "{text}");
+            }
+        }
+    });
+}
+
+/// Limits this process to the descriptors that it has and some more, or no longer limits it.
+fn leave_descriptors(more: Option<u64>) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: plain calls; the struct is ours to write to and to read from.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        limit.rlim_cur = match more {
+            Some(more) => {
+                let lowest = libc::dup(0);
+                libc::close(lowest);
+                u64::try_from(lowest).unwrap() + more
+            }
+            None => limit.rlim_max,
+        };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+    }
+}
+
+#[test]
+fn a_root_without_descriptors_for_its_ranks_tells_them_or_waits_for_some() {
+    let test = "a_root_without_descriptors_for_its_ranks_tells_them_or_waits_for_some";
+    processes(test, 3, &[], |process| {
+        for (turn, more) in [0, 1].into_iter().enumerate() {
+            let (name, over) = (format!("id-{turn}"), format!("over-{turn}"));
+            let both_are = || (0..2).all(|rank| process.is_marked(&format!("{over}-{rank}")));
+            if process.rank == 2 {
+                process.put_id("hidden", &unique_id());
+                leave_descriptors(Some(more));
+                // Needs no descriptor.
+                fs::rename(process.file("hidden"), process.file(&name)).unwrap();
+                if turn == 0 {
+                    thread::sleep(Duration::from_millis(600));
+                    leave_descriptors(None);
+                }
+                wait_until("both ranks are over", both_are);
+                leave_descriptors(None);
+                continue;
+            }
+            let mut rank = Rank::alone(2, process.rank);
+            let id = process.get_id(&name);
+            let code = nccl!(ncclCommInitRank(&mut rank.comm, 2, id, process.rank));
+            match turn {
+                // It accepts no connection until it has descriptors again.
+                0 => {
+                    assert_eq!(code, 0, "{}", last_error());
+                    rank.destroy();
+                }
+                // It accepts a connection, but not the memory that the rank sends.
+                _ => {
+                    assert_eq!(code, 5);
+                    assert!(last_error().contains("ulimit"), "{}", last_error());
+                }
+            }
+            process.mark(&format!("{over}-{}", process.rank));
+        }
+    });
+}
+
+#[test]
 fn a_nonblocking_init_with_a_missing_rank_stays_in_progress_until_aborted() {
     let test = "a_nonblocking_init_with_a_missing_rank_stays_in_progress_until_aborted";
     alone(test, &[], || {

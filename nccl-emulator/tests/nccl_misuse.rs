@@ -2,9 +2,11 @@
 
 mod ranks;
 
+use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
 
+use cudarc::driver::sys;
 use nccl_emulator::{ViolationKind, faults, violations};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::{
@@ -89,6 +91,66 @@ fn failure(rank: &Rank) -> String {
         rank.stream.synchronize().is_err()
     });
     violations()[0].to_string()
+}
+
+#[test]
+fn bad_memory_fails_the_context_of_the_stream_that_uses_it() {
+    let test = "bad_memory_fails_the_context_of_the_stream_that_uses_it";
+    alone(test, &[], || {
+        let rank = Rank::join(unique_id(), 1, 0);
+        let (from, to) = (rank.memory(&[0u8; 100]), rank.memory(&[0u8; 100]));
+        from.free();
+        for in_group in [false, true] {
+            let (mut context, mut stream) = (null_mut(), null_mut());
+            // SAFETY: places for a context, which becomes current, and for a stream of it.
+            let made = unsafe {
+                [
+                    sys::cuCtxCreate_v4(&mut context, null_mut(), 0, 0),
+                    sys::cuStreamCreate(&mut stream, 1),
+                ]
+            };
+            assert_eq!(made, [sys::CUresult::CUDA_SUCCESS; 2]);
+            let (kind, cuda_stream) = (Kind::ncclUint8, stream.cast());
+            let (send, receive) = (from.ptr(), to.ptr());
+            match in_group {
+                false => {
+                    let sum = Op::ncclSum;
+                    assert_eq!(
+                        nccl!(ncclAllReduce(
+                            send,
+                            receive,
+                            100,
+                            kind,
+                            sum,
+                            rank.comm,
+                            cuda_stream
+                        )),
+                        0
+                    );
+                }
+                true => {
+                    assert_eq!(nccl!(ncclGroupStart()), 0);
+                    assert_eq!(
+                        nccl!(ncclSend(send, 100, kind, 0, rank.comm, cuda_stream)),
+                        0
+                    );
+                    assert_eq!(
+                        nccl!(ncclRecv(receive, 100, kind, 0, rank.comm, cuda_stream)),
+                        0
+                    );
+                    assert_eq!(nccl!(ncclGroupEnd()), 0);
+                }
+            }
+            // SAFETY: the stream lives.
+            let ended = unsafe { sys::cuStreamSynchronize(stream) };
+            assert_eq!(ended, sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            rank.gpu.bind_to_thread().unwrap();
+            rank.stream
+                .synchronize()
+                .expect("the primary context has no part in it");
+        }
+        rank.destroy();
+    });
 }
 
 #[test]
@@ -236,12 +298,16 @@ fn memory_that_a_peer_freed_under_a_collective_fails_the_peer() {
     });
 }
 
+/// Connects the two ranks.
+fn warm_up(rank: &Rank) {
+    let (from, to) = (rank.memory(&[0u8; 2]), rank.memory(&[0u8; 2]));
+    assert_eq!(rank.all_to_all(&from, &to, Kind::ncclUint8), 0);
+    rank.sync();
+}
+
 /// Rank 0 sends more than rank 1 receives.
 fn unequal(rank: &Rank) {
-    let warm = rank.memory(&[0u8; 2]);
-    let warm_to = rank.memory(&[0u8; 2]);
-    assert_eq!(rank.all_to_all(&warm, &warm_to, Kind::ncclUint8), 0);
-    rank.sync();
+    warm_up(rank);
     if rank.rank == 0 {
         let from = rank.memory(&[1u32; 1000]);
         assert_eq!(rank.send(&from, Kind::ncclUint32, 1), 0);
@@ -297,6 +363,31 @@ fn under_strict_sizes_that_differ_are_an_error_on_both_ends() {
             assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
         },
     );
+}
+
+#[test]
+fn under_strict_operations_behind_one_that_fails_end_as_well() {
+    let test = "under_strict_operations_behind_one_that_fails_end_as_well";
+    processes(test, 2, &STRICT, |process| {
+        let rank = process.join();
+        warm_up(&rank);
+        let memory = rank.memory(&[0u8; 8]);
+        let reduce = || rank.all_reduce(&memory, &memory, Kind::ncclUint8, Op::ncclSum);
+        assert_eq!(reduce(), 0);
+        rank.sync();
+        if rank.rank == 1 {
+            process.wait_for("queued");
+            assert_eq!(rank.receive(&memory, Kind::ncclUint8, 0), 0);
+        } else {
+            let half = rank.memory(&[0u8; 4]);
+            assert_eq!(rank.send(&half, Kind::ncclUint8, 1), 0);
+            assert_eq!(reduce(), 0);
+            process.mark("queued");
+        }
+        wait_until("the communicator has failed", || rank.state() == 5);
+        rank.sync();
+        assert_eq!(nccl!(ncclCommAbort(rank.comm)), 0);
+    });
 }
 
 #[test]

@@ -783,7 +783,7 @@ fn an_abort_ends_a_registration_and_a_first_signal_that_wait_for_a_rank() {
     let name = "an_abort_ends_a_registration_and_a_first_signal_that_wait_for_a_rank";
     alone(name, &[], || {
         for first in ["window", "signal"] {
-            let id = unique_id();
+            let (id, looked) = (unique_id(), &Barrier::new(2));
             thread::scope(|scope| {
                 for rank in 0..2 {
                     scope.spawn(move || {
@@ -799,9 +799,8 @@ fn an_abort_ends_a_registration_and_a_first_signal_that_wait_for_a_rank() {
                             }
                             thread::sleep(Duration::from_millis(50));
                             assert_eq!(rank.state(), 7);
-                        } else {
-                            thread::sleep(Duration::from_millis(100));
                         }
+                        looked.wait();
                         assert_eq!(rank.abort(), 0);
                         assert!(window.is_null());
                     });
@@ -830,6 +829,29 @@ fn a_rank_that_waits_for_a_killed_process_gets_out_by_an_abort() {
         assert!(!rank.is_idle());
         assert_eq!(rank.abort(), 0);
         rank.sync();
+    });
+}
+
+#[test]
+fn a_registration_and_a_first_signal_without_a_killed_rank_are_remote_errors() {
+    let name = "a_registration_and_a_first_signal_without_a_killed_rank_are_remote_errors";
+    let ending = |rank, status: std::process::ExitStatus| status.success() == (rank == 0);
+    processes_ending(name, 2, &[], ending, |process| {
+        let join = |id| Rank::join(process.id(id), 2, process.rank);
+        let (one, other) = (join("one"), join("other"));
+        if process.rank == 1 {
+            process.mark("joined");
+            std::process::abort();
+        }
+        process.wait_for("joined");
+        let is_remote = |code| {
+            let text = last_error();
+            assert!(text.contains("Connection closed by remote peer"), "{text}");
+            assert_eq!(code, 6);
+        };
+        is_remote(register(&one, memory(&one, 4096), 4096, &mut null_mut()));
+        is_remote(signal(&other, 1, 0, 0));
+        assert_eq!((one.abort(), other.abort()), (0, 0));
     });
 }
 

@@ -12,6 +12,7 @@
 //! | `runtime` | with the feature `runtime`: functions of the CUDA runtime |
 //! | [`nvml`] | functions of libnvidia-ml, and injected states of devices |
 //! | [`hooks`] | fault injection |
+//! | [`forks`] | processes that were forked from one that uses the driver |
 //! | [`settings`] | number of devices and their memory |
 #![cfg(not(loom))]
 #![allow(
@@ -30,6 +31,7 @@ compile_error!(
 
 pub mod driver;
 pub mod exec;
+pub mod forks;
 pub mod hooks;
 pub mod kernels;
 pub mod memory;

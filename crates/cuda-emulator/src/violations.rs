@@ -191,7 +191,7 @@ pub fn clear_violations() {
 /// The most violations that are kept.
 const KEPT: usize = 10_000;
 
-/// Prints and records a violation. Does not touch any context: `context::fail` does both.
+/// Prints and records a violation. Does not touch any context: `Context::fail` does both.
 pub fn record(violation: Violation) {
     let mut record = lock();
     match record.len() {

@@ -83,6 +83,21 @@ fn a_pool_counts_what_is_allocated_from_it_and_keeps_its_limit() {
 }
 
 #[test]
+fn memory_that_a_stream_is_going_to_free_can_be_allocated_on_it_again() {
+    context(0);
+    let (stream, pool) = (stream(), create(0, 1 << 20, 0).unwrap());
+    let one = take(pool, 600 << 10, stream).unwrap();
+    hold(stream, std::time::Duration::from_millis(50));
+    done!(c"cuMemFreeAsync", one => u64, stream => *mut c_void);
+    let other = take(pool, 600 << 10, stream).unwrap();
+    write(other, b"again");
+    // Without a free under way the limit holds at once.
+    assert_eq!(take(pool, 600 << 10, stream), Err(OUT_OF_MEMORY));
+    done!(c"cuMemFreeAsync", other => u64, stream => *mut c_void);
+    done!(c"cuMemPoolDestroy", pool => *mut c_void);
+}
+
+#[test]
 fn memory_of_a_pool_is_used_by_the_devices_it_is_open_to() {
     context(1);
     let (stream, pool) = (stream(), create(1, 0, 0).unwrap());

@@ -11,19 +11,6 @@ fn query(stream: *mut c_void) -> u32 {
     call!(c"cuStreamQuery", stream => *mut c_void)
 }
 
-/// A number of this process's that devices use.
-fn pinned() -> (&'static std::sync::atomic::AtomicU64, u64) {
-    let mut place = std::ptr::null_mut::<c_void>();
-    done!(c"cuMemHostAlloc", &raw mut place => *mut *mut c_void, 64 => usize, 3 => c_uint);
-    // SAFETY: new memory, aligned to a page, that is never freed.
-    let number = unsafe { std::sync::atomic::AtomicU64::from_ptr(place.cast()) };
-    number.store(0, std::sync::atomic::Ordering::Relaxed);
-    let mut address = 0;
-    done!(c"cuMemHostGetDevicePointer_v2", &raw mut address => *mut u64, place => *mut c_void, 0 => c_uint);
-    assert_eq!(address, place.addr() as u64);
-    (number, address)
-}
-
 #[test]
 fn a_stream_waits_for_a_number_that_the_host_writes() {
     use std::sync::atomic::Ordering;
@@ -42,6 +29,25 @@ fn a_stream_waits_for_a_number_that_the_host_writes() {
     number.store(6, Ordering::Release);
     done!(c"cuStreamSynchronize", stream => *mut c_void);
     assert_eq!(read(memory, 8), (1_u64 << 40 | 7).to_ne_bytes());
+}
+
+#[test]
+fn a_fill_without_async_waits_for_pinned_memory_and_not_for_device_memory() {
+    use std::sync::atomic::Ordering;
+    context(3);
+    let ((number, address), memory) = (pinned(), allocate(8));
+    let default = std::ptr::null_mut();
+    let over = hold(default, Duration::from_millis(500));
+    done!(c"cuMemsetD32_v2", memory => u64, 7 => u32, 2 => usize);
+    assert_eq!(over.load(Ordering::Relaxed), 0);
+    done!(c"cuMemsetD32_v2", address => u64, 7 => u32, 2 => usize);
+    assert_eq!(number.load(Ordering::Relaxed), 7 << 32 | 7);
+    hold(default, Duration::from_millis(20));
+    done!(c"cuMemsetD16_v2", address => u64, 8 => u16, 4 => usize);
+    assert_eq!(number.load(Ordering::Relaxed), 0x0008_0008_0008_0008);
+    hold(default, Duration::from_millis(20));
+    done!(c"cuMemsetD8_v2", address => u64, 9 => u8, 8 => usize);
+    assert_eq!(number.load(Ordering::Relaxed), 0x0909_0909_0909_0909);
 }
 
 #[test]

@@ -6,16 +6,22 @@
 //! exchange's word has claimed the message.
 //!
 //! ```text
-//! word       = number of the message (low 32 bits) | what is wrong with it (2 bits) | chunks handed out (30 bits)
+//! word       = number of the message (low 32 bits) | what is wrong with it (3 bits) | chunks handed out (29 bits)
 //! idle       ──claim (either end)──▶  claimed, chunk 0 is the claimant's
 //! claimed    ──take (either end)───▶  the next chunk is the taker's
 //! claimed    ──spoil───────────────▶  spoiled: never completes; the ends look at what is wrong
+//! idle, claimed ──withdraw (either end)──▶ spoiled: no chunk is handed out any more
 //! claimed    ──last chunk copied───▶  idle, `done` = the message's number
 //! ```
+//!
+//! The numbers in the word only grow: the word of a later message means that the earlier ones are over.
 //!
 //! Only the two ends touch an exchange, and an end posts message n + 1 only when it knows that n is
 //! done. So the holder of a chunk of message n may read both halves: neither is posted anew before
 //! that chunk is counted.
+//!
+//! An end that gives up a message (an abort) withdraws it. The other end may then still hold a chunk: it has said so in
+//! its [`RankBlock::busy`](super::RankBlock) before it took the chunk.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -112,6 +118,8 @@ pub(crate) enum Spoiled {
     BadSource = 2,
     /// The receiver's memory may not be written.
     BadDestination = 3,
+    /// One end has given the message up.
+    Withdrawn = 4,
 }
 
 /// The result of [`Exchange::claim`].
@@ -131,6 +139,7 @@ pub(crate) enum Claim {
 pub(crate) struct Exchange {
     word: AtomicU64,
     done: AtomicU64,
+    /// The number of a message of several chunks (low 32 bits) | its copied chunks (32 bits).
     copied: AtomicU64,
     source_connected: AtomicU32,
     destination_connected: AtomicU32,
@@ -139,7 +148,7 @@ pub(crate) struct Exchange {
 // The two exchanges of a pair, one in each direction, share a cache line.
 const _: () = assert!(size_of::<Exchange>() == 32);
 
-const INDEX_BITS: u32 = 30;
+const INDEX_BITS: u32 = 29;
 const INDEX: u64 = (1 << INDEX_BITS) - 1;
 
 fn fresh(number: u64) -> u64 {
@@ -150,11 +159,20 @@ fn belongs(word: u64, number: u64) -> bool {
     word >> 32 == number & 0xffff_ffff
 }
 
+/// Whether a word is that of a later message.
+fn is_later(word: u64, number: u64) -> bool {
+    ((word >> 32) as u32)
+        .wrapping_sub(number as u32)
+        .cast_signed()
+        > 0
+}
+
 fn spoiled(word: u64) -> Option<Spoiled> {
-    match word >> INDEX_BITS & 3 {
+    match word >> INDEX_BITS & 7 {
         1 => Some(Spoiled::SizeMismatch),
         2 => Some(Spoiled::BadSource),
         3 => Some(Spoiled::BadDestination),
+        4 => Some(Spoiled::Withdrawn),
         _ => None,
     }
 }
@@ -166,6 +184,9 @@ impl Exchange {
     pub(crate) fn claim(&self, number: u64, chunks: u32) -> Claim {
         let mut word = self.word.load(Ordering::Acquire);
         while !belongs(word, number) {
+            if is_later(word, number) {
+                return Claim::Theirs;
+            }
             let claimed = fresh(number) | 1;
             match self.word.compare_exchange_weak(
                 word,
@@ -207,6 +228,28 @@ impl Exchange {
             .is_ok()
     }
 
+    /// Gives up message `number`, which the caller has posted, unless it is done: no chunk of it is handed out any more.
+    /// A chunk that the caller holds is never counted.
+    pub(crate) fn withdraw(&self, number: u64) {
+        if self.is_done(number) {
+            return;
+        }
+        let withdraw = |word| {
+            let word = match belongs(word, number) {
+                true => word,
+                false if is_later(word, number) => return None,
+                false => fresh(number),
+            };
+            spoiled(word)
+                .is_none()
+                .then_some(word | (Spoiled::Withdrawn as u64) << INDEX_BITS)
+        };
+        // The error is a word that says already that the message is over.
+        let _ = self
+            .word
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, withdraw);
+    }
+
     /// Returns the fault of message `number`, if it has one.
     pub(crate) fn spoiled(&self, number: u64) -> Option<Spoiled> {
         let word = self.word.load(Ordering::Acquire);
@@ -217,28 +260,40 @@ impl Exchange {
         }
     }
 
-    /// Counts `bytes` of message `number`, of length `total`, as copied. Returns true if that completes
-    /// the message; the caller then tells the other end. A message of one chunk is counted as a whole.
-    pub(crate) fn finish(&self, number: u64, bytes: u64, total: u64) -> bool {
-        if bytes != total {
-            if self.copied.fetch_add(bytes, Ordering::AcqRel) + bytes != total {
+    /// Counts a chunk of message `number`, which has `chunks`, as copied. Returns true if that completes
+    /// the message; the caller then tells the other end.
+    pub(crate) fn finish(&self, number: u64, chunks: u32) -> bool {
+        if chunks != 1 {
+            // The count of an earlier message that was given up is not this one's.
+            let count = |copied| match belongs(copied, number) {
+                true => copied + 1,
+                false => fresh(number) | 1,
+            };
+            let mut before = self.copied.load(Ordering::Acquire);
+            while let Err(now) = self.copied.compare_exchange_weak(
+                before,
+                count(before),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                before = now;
+            }
+            if count(before) as u32 != chunks {
                 return false;
             }
-            self.copied.store(0, Ordering::Relaxed);
         }
         self.done.store(number, Ordering::Release);
         true
     }
 
-    /// Returns the number of copied bytes of message `number`, of length `total`. Between the last chunk and the end of the
-    /// message it may be too small.
-    pub(crate) fn copied(&self, number: u64, total: u64) -> u64 {
+    /// Returns the number of copied chunks of message `number`, which has `chunks`.
+    pub(crate) fn copied(&self, number: u64, chunks: u32) -> u32 {
         if self.is_done(number) {
-            return total;
+            return chunks;
         }
-        match belongs(self.word.load(Ordering::Acquire), number) {
-            true => self.copied.load(Ordering::Acquire).min(total),
-            false => 0,
+        match self.copied.load(Ordering::Acquire) {
+            copied if belongs(copied, number) => (copied as u32).min(chunks),
+            _ => 0,
         }
     }
 
@@ -297,7 +352,7 @@ mod tests {
                     if let Claim::Chunk(chunk) = exchange.claim(number, CHUNKS) {
                         assert_eq!(sides[1 - me].posted(other).0, span(3));
                         taken[number as usize - 1].fetch_add(1 << (8 * chunk), Ordering::Relaxed);
-                        exchange.finish(number, 1, u64::from(CHUNKS));
+                        exchange.finish(number, CHUNKS);
                     } else {
                         std::thread::yield_now();
                     }
@@ -346,11 +401,41 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_an_end_has_withdrawn_is_claimed_by_nobody() {
+        let exchange = Exchange::default();
+        let withdrawn = Claim::Spoiled(Spoiled::Withdrawn);
+        exchange.withdraw(1);
+        assert_eq!(exchange.claim(1, 1), withdrawn);
+        assert!(!exchange.is_done(1));
+        // In the middle: what was handed out is copied, and nothing more.
+        assert_eq!(exchange.claim(2, 3), Claim::Chunk(0));
+        assert_eq!(exchange.claim(2, 3), Claim::Chunk(1));
+        exchange.withdraw(2);
+        assert!(!exchange.finish(2, 3));
+        assert_eq!(exchange.claim(2, 3), withdrawn);
+        exchange.withdraw(2);
+        // The count of a message that was given up is not another one's.
+        assert_eq!(exchange.claim(3, 2), Claim::Chunk(0));
+        assert!(!exchange.finish(3, 2));
+        assert_eq!(exchange.claim(3, 2), Claim::Chunk(1));
+        assert!(exchange.finish(3, 2));
+        // What is done cannot be withdrawn.
+        exchange.withdraw(3);
+        assert!(exchange.is_done(3) && exchange.spoiled(3).is_none());
+        // An end that is slow to see that does not take it for the next one, nor undoes the withdrawal of the next one.
+        exchange.withdraw(4);
+        assert_eq!(exchange.claim(3, 2), Claim::Theirs);
+        exchange.done.store(2, Ordering::Relaxed);
+        exchange.withdraw(3);
+        assert_eq!(exchange.spoiled(4), Some(Spoiled::Withdrawn));
+    }
+
+    #[test]
     fn a_message_of_one_chunk_is_done_in_one_step() {
         let exchange = Exchange::default();
         assert_eq!(exchange.claim(1, 1), Claim::Chunk(0));
         assert_eq!(exchange.claim(1, 1), Claim::Theirs);
-        assert!(exchange.finish(1, 0, 0));
+        assert!(exchange.finish(1, 1));
         assert!(exchange.is_done(1) && !exchange.is_done(2));
     }
 }

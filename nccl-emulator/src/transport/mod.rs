@@ -13,7 +13,8 @@
 //! When one end of a message sees that both ends have posted, it copies the data straight from the sender's pool into the
 //! receiver's ([`exchange`]). All ranks work on a collective together ([`rendezvous`]). No data is buffered in between, so a
 //! send completes only with its receive. A killed process leaves no lock held: its peers wait, as they do over NCCL's shared
-//! memory, until they abort.
+//! memory, until they abort. A rank that aborts withdraws what it has posted and where it has arrived, and waits until no peer
+//! uses its memory for that any more.
 
 mod copy;
 mod direction;
@@ -29,8 +30,8 @@ pub(crate) use copy::{CHUNK, copy};
 pub(crate) use direction::Direction;
 pub(crate) use exchange::{Claim, Exchange, Posted, Spoiled};
 pub(crate) use put_log::{Action, KEPT};
-pub(crate) use rendezvous::{Arrival, Offer};
-pub(crate) use segment::{RankBlock, RankInfo, SIGNALS, Segment, teardown};
+pub(crate) use rendezvous::{Arrival, Offer, Taken};
+pub(crate) use segment::{RankBlock, RankInfo, SIGNALS, Segment, busy, teardown};
 pub(crate) use socket::{
     Address, DESCRIPTORS_PER_MESSAGE, Listener, Received, Socket, wait_readable,
 };

@@ -17,7 +17,7 @@ use super::shared_memory::{self, SharedMemory};
 use cuda_emulator::exec::Bell;
 use cuda_emulator::memory::Span;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu4");
+const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu5");
 
 /// Bits of [`RankBlock::teardown`].
 pub(crate) mod teardown {
@@ -25,6 +25,19 @@ pub(crate) mod teardown {
     pub(crate) const LEAVING: u32 = 1;
     /// The rank has aborted or freed its communicator, for good.
     pub(crate) const GONE: u32 = 2;
+}
+
+/// Values of [`RankBlock::busy`].
+pub(crate) mod busy {
+    /// Nobody's.
+    pub(crate) const IDLE: u32 = 0;
+    /// That of all ranks.
+    pub(crate) const ALL: u32 = u32::MAX;
+
+    /// That of this rank.
+    pub(crate) fn with(rank: usize) -> u32 {
+        rank as u32 + 1
+    }
 }
 
 /// The number of distinct signals from one rank to another.
@@ -36,13 +49,13 @@ pub(crate) const SIGNALS: usize = 64;
 pub(crate) struct Header {
     magic: u64,
     ranks: u64,
-    /// Ranks that have mapped the segment and all pools. Each adds itself once; the init ends when all
-    /// have.
+    /// Ranks that have mapped the segment and all pools. Each adds itself once, after it has set its [`RankBlock::ready`];
+    /// the last one rings.
     pub(crate) ready: AtomicU32,
     /// Executors that spin now. Written by any rank.
     pub(crate) spinners: Padded<AtomicU32>,
     /// Arrivals of ranks at host-side barriers, since the beginning. Each rank adds itself once for each
-    /// barrier.
+    /// barrier, after it has set its [`RankBlock::barriers`]; the last one rings.
     pub(crate) barrier: AtomicU64,
     /// The collective in flight.
     pub(crate) collective: Padded<Collective>,
@@ -68,6 +81,10 @@ pub(crate) struct RankBlock {
     pub(crate) attention: AtomicU32,
     /// Bits of [`teardown`]. Written by the rank.
     pub(crate) teardown: AtomicU32,
+    /// 1 once the rank has mapped the segment and all pools. Written by the rank.
+    pub(crate) ready: AtomicU32,
+    /// The number of host-side barriers that the rank has reached. Written by the rank.
+    pub(crate) barriers: AtomicU64,
     /// Bits of the algorithms for which the rank has set up its connections. Written by the rank.
     pub(crate) algorithms: AtomicU32,
     /// The rank's arguments for splits of the communicator, alternating between the cells. Written by
@@ -79,6 +96,9 @@ pub(crate) struct RankBlock {
     pub(crate) grow: AtomicU64,
     /// The number of the last collective that the rank has arrived at. Written by the rank before it arrives.
     pub(crate) collective: AtomicU64,
+    /// Whose memory the rank reads and writes now: [`busy`]. Written by the rank, for each chunk and block, so that
+    /// a cache line of its own keeps that cheap; read by a rank that gives up its operations.
+    pub(crate) busy: Padded<AtomicU32>,
     /// This rank's offer for the collective in flight. Written by the rank before it arrives.
     pub(crate) offer: OfferCell,
     info: RankInfo,
@@ -229,6 +249,18 @@ impl Segment {
         unsafe { &*self.memory.base().add(at).cast::<RankBlock>() }
     }
 
+    /// Notes whose memory `rank` uses from now on: [`busy`]. Before it takes a chunk or block, which the rank that gives
+    /// up then sees together with this; and after.
+    pub(crate) fn set_busy(&self, rank: usize, whose: u32) {
+        self.block(rank).busy.0.store(whose, Ordering::Release);
+    }
+
+    /// Whether `other` reads or writes the memory of `rank` for a chunk or block that it took before `rank` gave it up.
+    pub(crate) fn uses_memory_of(&self, other: usize, rank: usize) -> bool {
+        let whose = self.block(other).busy.0.load(Ordering::Acquire);
+        other != rank && (whose == busy::ALL || whose == busy::with(rank))
+    }
+
     /// Returns the messages that `owner` has posted for `peer`.
     pub(crate) fn side(&self, owner: usize, peer: usize) -> &Side {
         assert!(owner < self.ranks && peer < self.ranks);
@@ -341,5 +373,27 @@ impl Segment {
         if now >= block.wake_at.load(Ordering::SeqCst) {
             block.bell.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_sees_which_ranks_use_its_memory() {
+        let (segment, _file) = Segment::create(&[RankInfo::default(); 3]).unwrap();
+        let users = |rank| {
+            let uses = |&other: &usize| segment.uses_memory_of(other, rank);
+            (0..3).filter(uses).collect::<Vec<_>>()
+        };
+        segment.set_busy(1, busy::with(0));
+        segment.set_busy(2, busy::ALL);
+        assert_eq!(users(0), [1, 2]);
+        assert_eq!(users(1), [2]);
+        assert!(users(2).is_empty());
+        segment.set_busy(2, busy::IDLE);
+        assert_eq!(users(0), [1]);
+        assert!(users(1).is_empty());
     }
 }

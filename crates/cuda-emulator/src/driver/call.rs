@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::exec;
+use crate::forks;
 use crate::hooks;
 use crate::result::CUresult;
 
@@ -13,10 +14,8 @@ pub(crate) const VERSION: i32 = 13_000;
 
 /// The state of the driver; `READY` once `cuInit` was called in this process.
 pub(super) static STATE: AtomicU32 = AtomicU32::new(NEW);
-pub(super) const NEW: u32 = 0;
+const NEW: u32 = 0;
 pub(super) const READY: u32 = 1;
-/// This process was forked from one where `cuInit` was called, so its threads and memory are not valid.
-pub(super) const FORKED: u32 = 2;
 
 /// Runs the body of a driver function. First checks that the driver was started and that the caller is
 /// no host function, and applies the function's faults.
@@ -24,7 +23,7 @@ pub(super) fn enter(
     function: &'static str,
     body: impl FnOnce() -> Result<(), CUresult>,
 ) -> CUresult {
-    if STATE.load(Ordering::Acquire) != READY {
+    if STATE.load(Ordering::Acquire) != READY || forks::is_child() {
         return CUresult::ERROR_NOT_INITIALIZED;
     }
     if exec::in_host_function() {

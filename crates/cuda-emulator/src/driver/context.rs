@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock};
 
 pub use crate::exec::context::Context;
 
+use crate::forks;
 use crate::result::CUresult;
 use crate::sync::Mutex;
-use crate::violations::{self, Violation};
 
 thread_local! {
     /// The calling thread's contexts; the last one is current.
@@ -92,6 +92,9 @@ struct Primary {
 
 fn primaries(device: i32) -> Result<&'static Mutex<Primary>, CUresult> {
     static PRIMARIES: OnceLock<Vec<Mutex<Primary>>> = OnceLock::new();
+    if forks::is_child() {
+        return Err(CUresult::ERROR_NOT_INITIALIZED);
+    }
     let all = PRIMARIES.get_or_init(|| {
         (0..crate::visible::count())
             .map(|_| Mutex::default())
@@ -170,12 +173,4 @@ pub(super) fn set_primary_flags(device: i32, flags: u32) -> Result<(), CUresult>
         context.flags().store(flags, Ordering::Relaxed);
     }
     Ok(())
-}
-
-/// [`Context::fail`] on the primary context of `device`.
-pub fn fail(device: i32, violation: Violation) {
-    match primary(device) {
-        Ok(context) => context.fail(violation),
-        Err(_) => violations::record(violation),
-    }
 }

@@ -568,12 +568,14 @@ impl Work for Fill {
     }
 }
 
+/// Enqueues a fill. Without "Async" the call waits for one of pinned host memory, but not for one of device memory.
 fn fill(
     stream: &Arc<Stream>,
     to: u64,
     pattern: [u8; 4],
     width: usize,
     count: usize,
+    sync: bool,
 ) -> Result<(), CUresult> {
     let len = count
         .checked_mul(width)
@@ -585,14 +587,17 @@ fn fill(
         return stream.context().check();
     }
     let to = End::known(to, len, stream.context())?;
-    stream
-        .submit(Transfer {
-            context: Arc::clone(stream.context()),
-            to,
-            from: Source::Pattern(pattern),
-            len,
-        })
-        .map(drop)
+    let wait = sync && matches!(&to, End::Known(place) if place.is_host());
+    let sequence = stream.submit(Transfer {
+        context: Arc::clone(stream.context()),
+        to,
+        from: Source::Pattern(pattern),
+        len,
+    })?;
+    match wait {
+        true => wait_for(stream, sequence),
+        false => Ok(()),
+    }
 }
 
 fn twice(value: u16) -> [u8; 4] {
@@ -602,36 +607,43 @@ fn twice(value: u16) -> [u8; 4] {
 
 unsafe extern "C" fn set_d8_sync(to: u64, value: u8, count: usize) -> CUresult {
     enter("cuMemsetD8", || {
-        fill(&default_stream()?, to, [value; 4], 1, count)
+        fill(&default_stream()?, to, [value; 4], 1, count, true)
     })
 }
 
 unsafe extern "C" fn set_d8(to: u64, value: u8, count: usize, stream: *mut c_void) -> CUresult {
     enter("cuMemsetD8Async", || {
-        fill(&stream_of(stream)?, to, [value; 4], 1, count)
+        fill(&stream_of(stream)?, to, [value; 4], 1, count, false)
     })
 }
 
 unsafe extern "C" fn set_d16_sync(to: u64, value: u16, count: usize) -> CUresult {
     enter("cuMemsetD16", || {
-        fill(&default_stream()?, to, twice(value), 2, count)
+        fill(&default_stream()?, to, twice(value), 2, count, true)
     })
 }
 
 unsafe extern "C" fn set_d16(to: u64, value: u16, count: usize, stream: *mut c_void) -> CUresult {
     enter("cuMemsetD16Async", || {
-        fill(&stream_of(stream)?, to, twice(value), 2, count)
+        fill(&stream_of(stream)?, to, twice(value), 2, count, false)
     })
 }
 
 unsafe extern "C" fn set_d32_sync(to: u64, value: u32, count: usize) -> CUresult {
     enter("cuMemsetD32", || {
-        fill(&default_stream()?, to, value.to_ne_bytes(), 4, count)
+        fill(&default_stream()?, to, value.to_ne_bytes(), 4, count, true)
     })
 }
 
 unsafe extern "C" fn set_d32(to: u64, value: u32, count: usize, stream: *mut c_void) -> CUresult {
     enter("cuMemsetD32Async", || {
-        fill(&stream_of(stream)?, to, value.to_ne_bytes(), 4, count)
+        fill(
+            &stream_of(stream)?,
+            to,
+            value.to_ne_bytes(),
+            4,
+            count,
+            false,
+        )
     })
 }

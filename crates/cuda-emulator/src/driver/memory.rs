@@ -81,7 +81,8 @@ unsafe extern "C" fn free_async(address: u64, stream: *mut c_void) -> CUresult {
             freeing.finish();
             return Ok(());
         }
-        stream.enqueue(Box::new(Release(Some(freeing))))?;
+        let sequence = stream.enqueue(Box::new(Release(Some(freeing))))?;
+        stream.note_free(sequence);
         Ok(())
     })
 }

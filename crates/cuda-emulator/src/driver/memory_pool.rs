@@ -3,6 +3,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::call::{enter, store};
 use super::handles::stream_of;
@@ -53,6 +55,9 @@ impl Work for Reach {
     }
 }
 
+/// How long an allocation waits for a free of its stream.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 const NO_MEMORY_NODES: &str =
     "on a stream that is being captured: the emulator's graphs cannot allocate memory";
 
@@ -68,9 +73,25 @@ fn allocate_on(stream: &Arc<Stream>, size: usize, mempool: &MemPool) -> Result<u
     capture::refuse(stream, CUresult::ERROR_NOT_SUPPORTED)?;
     stream.mark()?;
     let pool = memory::pool(mempool.device())?;
+    // Memory that the stream frees before this call can be used again, even if the free was not reached yet.
+    let last_free = stream.pending_free();
     // On an idle stream the allocation is reached at once.
-    let pending = !stream.idle();
-    let placement = mempool.allocate(size as u64, context.number(), pending)?;
+    let try_it = || {
+        let pending = !stream.idle();
+        let placement = mempool.allocate(size as u64, context.number(), pending);
+        placement.map(|placement| (pending, placement))
+    };
+    let (pending, placement) = match (try_it(), last_free) {
+        (Err(CUresult::ERROR_OUT_OF_MEMORY), Some(sequence)) => {
+            // Not for ever: the stream may wait for something that this thread has not begun yet.
+            let until = Instant::now() + PATIENCE;
+            while !stream.poll(sequence)? && Instant::now() < until {
+                thread::sleep(Duration::from_micros(100));
+            }
+            try_it()?
+        }
+        (placed, _) => placed?,
+    };
     if pending {
         stream.enqueue(Box::new(Reach { pool, placement }))?;
     }

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
-use super::call::{FORKED, NEW, READY, STATE, VERSION, caught, store};
+use super::call::{READY, STATE, VERSION, caught, store};
+use crate::forks;
 use crate::result::{self, CUresult};
 use stand_in_object::Symbol;
 
@@ -16,10 +17,6 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-unsafe extern "C" fn after_fork() {
-    STATE.store(FORKED, Ordering::Release);
-}
-
 unsafe extern "C" fn init(flags: c_uint) -> CUresult {
     caught(|| {
         if flags != 0 {
@@ -28,21 +25,16 @@ unsafe extern "C" fn init(flags: c_uint) -> CUresult {
         if crate::visible::count() == 0 {
             return Err(CUresult::ERROR_NO_DEVICE);
         }
-        match STATE.compare_exchange(NEW, READY, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                // SAFETY: the handler only stores to an atomic.
-                unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-                Ok(())
-            }
-            Err(READY) => Ok(()),
-            Err(_) => {
-                eprintln!(
-                    "nccl-emulator: this process was forked from one that used CUDA; as with CUDA itself, it must exec \
-                     before it can use it"
-                );
-                Err(CUresult::ERROR_NOT_INITIALIZED)
-            }
+        if forks::is_child() {
+            eprintln!(
+                "nccl-emulator: this process was forked from one that used CUDA; as with CUDA itself, it must exec \
+                 before it can use it"
+            );
+            return Err(CUresult::ERROR_NOT_INITIALIZED);
         }
+        forks::watch();
+        STATE.store(READY, Ordering::Release);
+        Ok(())
     })
 }
 

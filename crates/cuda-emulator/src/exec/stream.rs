@@ -49,6 +49,8 @@ pub struct Stream {
     pub(super) queue: Mutex<VecDeque<Job>>,
     pub(super) submitted: AtomicU64,
     pub(super) completed: AtomicU64,
+    /// The number of the last job that frees memory.
+    last_free: AtomicU64,
     /// The token, and the batch that its holder works on.
     pub(super) runner: Mutex<Front>,
     pub(super) waiters: Waiters,
@@ -76,6 +78,7 @@ impl Stream {
             queue: Mutex::default(),
             submitted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
+            last_free: AtomicU64::new(0),
             runner: Mutex::default(),
             waiters: Waiters::new(),
             attention: Attention::default(),
@@ -140,6 +143,17 @@ impl Stream {
     /// Sequence number of the last job that finished.
     pub fn completed(&self) -> u64 {
         self.completed.load(Ordering::SeqCst)
+    }
+
+    /// Notes that job `sequence` frees memory.
+    pub fn note_free(&self, sequence: u64) {
+        self.last_free.fetch_max(sequence, Ordering::AcqRel);
+    }
+
+    /// Sequence number of the last job that frees memory, if it has not finished.
+    pub fn pending_free(&self) -> Option<u64> {
+        let last = self.last_free.load(Ordering::Acquire);
+        (last > self.completed()).then_some(last)
     }
 
     /// True when nothing is pending.

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use super::address::{AddressRange, HUGE};
 use super::pool::Pool;
 use super::span::DeviceOrdinal;
+use crate::forks;
 use crate::result::CUresult;
 use crate::settings::settings;
 
@@ -63,13 +64,18 @@ fn pools() -> &'static [OnceLock<Result<Pool, CUresult>>] {
 /// Returns the pool of a device of this process, made at its first use.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_DEVICE`; `CUDA_ERROR_OUT_OF_MEMORY` when the host refuses the memory.
+/// `CUDA_ERROR_INVALID_DEVICE`; `CUDA_ERROR_OUT_OF_MEMORY` when the host refuses the memory;
+/// `CUDA_ERROR_NOT_INITIALIZED` in a child, whose allocations would overwrite its parent's.
 pub fn pool(device: DeviceOrdinal) -> Result<&'static Pool, CUresult> {
+    if forks::is_child() {
+        return Err(CUresult::ERROR_NOT_INITIALIZED);
+    }
     let slot = usize::try_from(device)
         .ok()
         .and_then(|device| pools().get(device))
         .ok_or(CUresult::ERROR_INVALID_DEVICE)?;
     slot.get_or_init(|| {
+        forks::watch();
         let windows = Windows::get()?;
         let window = windows.base + ((device as u64) << windows.shift);
         Pool::create(device, window, settings().memory)
@@ -80,6 +86,9 @@ pub fn pool(device: DeviceOrdinal) -> Result<&'static Pool, CUresult> {
 
 /// Returns the pool that an address lies in, and the offset in the pool.
 pub(super) fn pool_at(ptr: u64) -> Option<(&'static Pool, u64)> {
+    if forks::is_child() {
+        return None;
+    }
     let (device, offset) = Windows::get().ok()?.locate(ptr)?;
     let pool = pools()[device].get()?.as_ref().ok()?;
     Some((pool, offset))

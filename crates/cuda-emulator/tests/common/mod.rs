@@ -4,6 +4,8 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const INVALID_VALUE: u32 = 1;
@@ -70,6 +72,30 @@ pub(crate) fn stream() -> *mut c_void {
     let mut stream = std::ptr::null_mut();
     done!(c"cuStreamCreate", &raw mut stream => *mut *mut c_void, 1 => c_uint);
     stream
+}
+
+/// A number of this process's that devices use.
+pub(crate) fn pinned() -> (&'static AtomicU64, u64) {
+    let mut place = std::ptr::null_mut::<c_void>();
+    done!(c"cuMemHostAlloc", &raw mut place => *mut *mut c_void, 64 => usize, 3 => c_uint);
+    // SAFETY: new memory, aligned to a page, that is never freed.
+    let number = unsafe { AtomicU64::from_ptr(place.cast()) };
+    number.store(0, Ordering::Relaxed);
+    let mut address = 0;
+    done!(c"cuMemHostGetDevicePointer_v2", &raw mut address => *mut u64, place => *mut c_void, 0 => c_uint);
+    assert_eq!(address, place.addr() as u64);
+    (number, address)
+}
+
+/// Holds a stream up for a time. The number is not 0 any more when it is over.
+pub(crate) fn hold(stream: *mut c_void, time: Duration) -> &'static AtomicU64 {
+    let (number, address) = pinned();
+    done!(c"cuStreamWaitValue32_v2", stream => *mut c_void, address => u64, 1 => u32, 0 => c_uint);
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        number.store(1, Ordering::Release);
+    });
+    number
 }
 
 pub(crate) fn write(address: u64, bytes: &[u8]) {

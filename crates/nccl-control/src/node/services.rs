@@ -524,7 +524,10 @@ pub(super) mod tests {
         let told = |services: &mut Services| {
             let outputs = std::iter::from_fn(|| services.poll());
             let told = outputs.filter_map(|(generation, output)| match output {
-                Output::Push { to, push: Push::NotServed } => Some((generation, to)),
+                Output::Push {
+                    to,
+                    push: Push::NotServed,
+                } => Some((generation, to)),
                 _ => None,
             });
             told.collect::<Vec<_>>()

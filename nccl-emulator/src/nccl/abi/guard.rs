@@ -5,13 +5,22 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use crate::code::{self, INTERNAL, INVALID_ARGUMENT, Result};
+use crate::code::{self, INTERNAL, INVALID_ARGUMENT, Result, UNHANDLED_CUDA};
 use crate::faults;
 use crate::nccl::communicator::{self, Communicator};
 use crate::nccl::debug::warn;
+use cuda_emulator::forks;
 
-/// Runs the body of a function called from C.
+/// Runs the body of a function called from C. Like NCCL, refuses what needs CUDA in a child that was forked from a process
+/// that used it.
 pub(super) fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> ncclResult_t {
+    let body = || match forks::is_child() && needs_cuda(function) {
+        true => {
+            warn!("Cuda failure 3 'initialization error'");
+            Err(UNHANDLED_CUDA)
+        }
+        false => body(),
+    };
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => code::to_c(result),
         Err(_) => {
@@ -19,6 +28,11 @@ pub(super) fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> 
             code::to_c(Err(INTERNAL))
         }
     }
+}
+
+fn needs_cuda(function: &str) -> bool {
+    let others = ["ncclGetVersion", "ncclGetUniqueId", "ncclResetDebugInit"];
+    !others.contains(&function) && !function.starts_with("ncclParam")
 }
 
 /// Applies the faults of this function and then does what [`guarded`] does; `communicator` is the argument of the call.

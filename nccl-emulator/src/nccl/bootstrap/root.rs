@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 
 use super::wire::{MAX_BYTES, Message};
+use crate::nccl::abort::TICK;
 use crate::nccl::debug::warn;
 use crate::nccl::unique_id::{UniqueId, random};
 use crate::options::options;
@@ -58,6 +59,8 @@ struct Roll {
     members: Vec<Option<Member>>,
     joined: Vec<bool>,
     left: usize,
+    /// Whether a warning has said that connections cannot be accepted now.
+    warned: bool,
 }
 
 enum Verdict {
@@ -74,6 +77,7 @@ fn serve(listener: Listener, magic: u64) -> io::Result<()> {
         members: Vec::new(),
         joined: Vec::new(),
         left: 0,
+        warned: false,
     };
     loop {
         match roll.next(&listener, magic)? {
@@ -104,6 +108,14 @@ fn serve(listener: Listener, magic: u64) -> io::Result<()> {
             }
         }
     }
+}
+
+/// Whether the error says that this process or the host has no room for another descriptor now.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
 }
 
 impl Roll {
@@ -149,10 +161,18 @@ impl Roll {
                 verdict => return Ok(verdict),
             }
         }
-        if fds[0].revents != 0
-            && let Some(socket) = listener.accept()?
-        {
-            self.strangers.push(socket);
+        if fds[0].revents != 0 {
+            match listener.accept() {
+                Ok(socket) => self.strangers.extend(socket),
+                Err(error) if is_shortage(&error) => {
+                    // The connection waits in the queue until there is room for it.
+                    if !std::mem::replace(&mut self.warned, true) {
+                        warn!("Bootstrap Root : {error}");
+                    }
+                    thread::sleep(TICK);
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(Verdict::Wait)
     }
@@ -160,8 +180,16 @@ impl Roll {
     /// Reads the hello of a connection. Drops the connection for any other message.
     fn admit(&mut self, socket: Socket, magic: u64) -> io::Result<Verdict> {
         let mut buffer = [0; MAX_BYTES];
-        let Ok(Received::Message(bytes, mut fds)) = socket.receive(&mut buffer) else {
-            return Ok(Verdict::Wait);
+        let (bytes, mut fds) = match socket.receive(&mut buffer) {
+            Ok(Received::Message(bytes, fds)) => (bytes, fds),
+            Ok(Received::Closed) => return Ok(Verdict::Wait),
+            Err(error) => {
+                // The rank would wait for ever.
+                warn!("Bootstrap Root : {error}");
+                let why = format!("the root of the communicator: {error}");
+                let _ = socket.send(&Message::Refused { why }.encode(), &[]);
+                return Ok(Verdict::Wait);
+            }
         };
         match (Message::decode(&buffer[..bytes]), fds.pop()) {
             (Some(Message::Dismissed { magic: theirs }), _) if theirs == magic => {

@@ -10,7 +10,6 @@
 //! parent's flag, or the parent raises the child's flag along with its own.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use nccl_sys::{NCCL_SPLIT_NOCOLOR, ncclComm_t};
 
@@ -26,9 +25,6 @@ use crate::nccl::config::Config;
 use crate::nccl::debug::{self, warn};
 use crate::nccl::timer;
 use crate::nccl::unique_id::{UniqueId, mix};
-
-/// The limit of a sleep that a ring should end: a killed process does not ring.
-const SAFETY_NET: Duration = Duration::from_millis(100);
 
 /// The caller's place for a handle, written at the end of the job.
 pub(crate) struct OutSlot(*mut ncclComm_t);
@@ -111,9 +107,7 @@ fn try_create(
     };
     let (members, ranks, color, key) = match &request.kind {
         ChildKind::Split { color, key } => {
-            let Some(members) = gather(session, *color, *key, &aborted)? else {
-                return Err(INTERNAL);
-            };
+            let members = gather(session, *color, *key, &aborted)?;
             let ranks = members.len();
             (members, ranks, *color, *key)
         }
@@ -201,40 +195,28 @@ fn start_root(id: &UniqueId, aborted: &dyn Fn() -> bool) -> Result {
 }
 
 /// The all-gather of a split: waits for color and key of every rank of the parent. Returns the
-/// parent's ranks of this color, by key and then by rank; no ranks for a rank without a color. Returns
-/// `None` when aborted.
+/// parent's ranks of this color, by key and then by rank; no ranks for a rank without a color.
 fn gather(
     session: &Session,
     color: i32,
     key: i32,
     aborted: &dyn Fn() -> bool,
-) -> Result<Option<Vec<usize>>> {
+) -> Result<Vec<usize>> {
     let number = session.next_split();
     session.segment.say_split(session.rank, number, color, key);
-    let bell = &session.own().bell;
+    let said = |rank| session.segment.split(rank, number);
+    peers::wait_for_each(session, aborted, |rank| said(rank).is_some())?;
     let mut members = Vec::new();
     for rank in 0..session.ranks() {
-        let (its_color, its_key) = loop {
-            let seen = bell.value();
-            if let Some(said) = session.segment.split(rank, number) {
-                break said;
-            }
-            if aborted() {
-                return Ok(None);
-            }
-            if peers::has_hung_up(session, rank) && session.segment.split(rank, number).is_none() {
-                peers::warn_of_closed_connection(session, rank);
-                return Err(REMOTE);
-            }
-            bell.wait(seen, SAFETY_NET);
-        };
+        // A rank that has failed since may have taken part in other splits.
+        let (its_color, its_key) = said(rank).ok_or(REMOTE)?;
         if its_color == color && color != NCCL_SPLIT_NOCOLOR {
             members.push((its_key, rank));
         }
     }
     // Stable: ranks with the same key keep their order.
     members.sort_by_key(|&(key, _)| key);
-    Ok(Some(members.into_iter().map(|(_, rank)| rank).collect()))
+    Ok(members.into_iter().map(|(_, rank)| rank).collect())
 }
 
 /// Returns the ranks that are not on a sorted list, and their nominal number: each entry of the list

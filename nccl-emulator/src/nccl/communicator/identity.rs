@@ -1,6 +1,7 @@
 //! The identity of a rank, which it sends to the others when it joins.
 
 use std::fs;
+use std::io;
 use std::sync::OnceLock;
 
 use crate::nccl::environment;
@@ -19,7 +20,7 @@ pub(crate) fn rank_info(device: i32, pool: &Pool, ras: Place) -> RankInfo {
         device,
         version: version::code(),
         pool: 0,
-        started: started("self").unwrap_or(0),
+        started: own_start().ok().flatten().unwrap_or(0),
         pid_namespace: namespace("pid"),
         host_hash: host_hash(),
         process: process(),
@@ -37,15 +38,70 @@ pub(crate) fn bus_id(device: i32) -> i64 {
     (i64::from(visible::physical(device.unsigned_abs())) + 1) << 12
 }
 
-/// Returns the start of a process, in clock ticks since boot: field 22 of its `stat`. Returns `None` if the process has
-/// ended. A zombie counts as ended: its memory and descriptors are gone.
-fn started(pid: &str) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain blanks and parentheses.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    let state = fields.next()?;
-    (!matches!(state, "Z" | "X" | "x")).then_some(())?;
-    fields.nth(18)?.parse().ok()
+/// What this process knows of the life of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// It began so many clock ticks after boot.
+    Since(u64),
+    /// A zombie counts as ended: its memory and descriptors are gone.
+    Ended,
+    /// It has no file in /proc that this process sees.
+    Hidden,
+    Unknown,
+}
+
+fn life(pid: u32) -> Life {
+    match life_in(fs::read_to_string(format!("/proc/{pid}/stat"))) {
+        // With the mount option `hidepid` the processes of other users have no files.
+        Life::Hidden if !exists(pid) => Life::Ended,
+        life => life,
+    }
+}
+
+fn exists(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks whether the process exists.
+    let asked = unsafe { libc::kill(pid.cast_signed(), 0) };
+    asked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Returns the life that a process's `stat` tells. An error says nothing of an end, but that of a missing file: this process
+/// may lack, for example, the descriptor to read it.
+fn life_in(stat: io::Result<String>) -> Life {
+    let stat = match stat {
+        Ok(stat) => stat,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => return Life::Hidden,
+            _ => return Life::Unknown,
+        },
+    };
+    // The name in parentheses may contain blanks and parentheses. The state is field 3.
+    let fields = stat.rfind(')').map_or("", |end| &stat[end + 1..]);
+    let fields: Vec<_> = fields.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    match (fields.first(), number(20), number(22)) {
+        // The first thread of a process may end long before the others: then it is a zombie among several threads.
+        (Some(&("Z" | "X" | "x")), Some(0 | 1), _) => Life::Ended,
+        (Some(_), _, Some(start)) => Life::Since(start),
+        _ => Life::Unknown,
+    }
+}
+
+/// It cannot be told now.
+struct Unclear;
+
+/// Returns the start of this process; `None` if /proc is that of another PID namespace, where its PID is somebody else's.
+fn own_start() -> Result<Option<u64>, Unclear> {
+    static KNOWN: OnceLock<Option<u64>> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
+    }
+    let own = life_in(fs::read_to_string("/proc/self/stat"));
+    let start = match (own, life(std::process::id())) {
+        (Life::Unknown, _) | (_, Life::Unknown) => return Err(Unclear),
+        (Life::Since(start), Life::Since(other)) if start == other => Some(start),
+        _ => None,
+    };
+    Ok(*KNOWN.get_or_init(|| start))
 }
 
 /// Whether the process of a rank is certainly gone. A process of another PID namespace counts as
@@ -54,7 +110,12 @@ pub(crate) fn is_gone(info: &RankInfo) -> bool {
     static OWN: OnceLock<u64> = OnceLock::new();
     info.pid_namespace == *OWN.get_or_init(|| namespace("pid"))
         && info.started != 0
-        && started(&info.pid.to_string()) != Some(info.started)
+        && matches!(own_start(), Ok(Some(_)))
+        && match life(info.pid) {
+            Life::Since(start) => start != info.started,
+            Life::Ended => true,
+            Life::Hidden | Life::Unknown => false,
+        }
 }
 
 /// Returns a number that is the same for all ranks of a host: a hash of `NCCL_HOSTID`, or of host name and boot id.
@@ -88,6 +149,43 @@ pub(crate) fn process() -> u64 {
 mod tests {
     use super::*;
 
+    fn start(pid: u32) -> u64 {
+        match life(pid) {
+            Life::Since(start) => start,
+            other => panic!("process {pid}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_a_missing_or_dead_process_has_ended() {
+        let error = |code| life_in(Err(io::Error::from_raw_os_error(code)));
+        assert_eq!(error(libc::ENOENT), Life::Hidden);
+        assert_eq!(error(libc::ESRCH), Life::Hidden);
+        for lack in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EACCES] {
+            assert_eq!(error(lack), Life::Unknown);
+        }
+        let stat = |state, threads: u32| {
+            let before = " 0".repeat(16);
+            life_in(Ok(format!("7 (a) b) {state}{before} {threads} 0 41 0")))
+        };
+        assert_eq!(stat("S", 1), Life::Since(41));
+        assert_eq!(stat("Z", 1), Life::Ended);
+        // Its first thread has ended.
+        assert_eq!(stat("Z", 2), Life::Since(41));
+        assert_eq!(life_in(Ok(String::new())), Life::Unknown);
+    }
+
+    #[test]
+    fn a_process_without_a_file_has_ended_only_if_no_signal_reaches_it() {
+        // The first process belongs to another user, unless root runs this; it exists all the same.
+        assert!(exists(1));
+        assert!(exists(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let _ = child.wait().unwrap();
+        assert!(!exists(child.id()));
+        assert_eq!(life(child.id()), Life::Ended);
+    }
+
     #[test]
     fn a_process_that_ended_is_known_to_be_gone() {
         let mut child = std::process::Command::new("sleep")
@@ -96,7 +194,7 @@ mod tests {
             .unwrap();
         let info = RankInfo {
             pid: child.id(),
-            started: started(&child.id().to_string()).unwrap(),
+            started: start(child.id()),
             pid_namespace: namespace("pid"),
             ..RankInfo::default()
         };
@@ -111,7 +209,7 @@ mod tests {
         assert!(is_gone(&info));
         let own = RankInfo {
             pid: std::process::id(),
-            started: started("self").unwrap(),
+            started: own_start().ok().flatten().unwrap(),
             ..info
         };
         assert!(!is_gone(&own));

@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::announce::Birth;
 use super::clique::Clique;
 use super::identity;
 use super::nodes::nodes;
+use super::peers;
 use super::session::Session;
 use super::state::Communicator;
-use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
+use crate::code::{INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::bootstrap;
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
@@ -169,21 +170,13 @@ fn check_ranks(session: &Session) -> Result {
 
 /// The last step of every rank's init: waits until all ranks have mapped the segment and the pools.
 fn wait_for_all(session: &Session, communicator: &Communicator) -> Result {
+    session.own().ready.store(1, Ordering::SeqCst);
     let ready = &session.segment.header().ready;
-    let ranks = session.ranks() as u32;
-    if ready.fetch_add(1, Ordering::SeqCst) + 1 == ranks {
+    if ready.fetch_add(1, Ordering::SeqCst) + 1 == session.ranks() as u32 {
         session.segment.ring_others(session.rank);
         return Ok(());
     }
-    let bell = &session.own().bell;
-    loop {
-        let seen = bell.value();
-        if ready.load(Ordering::SeqCst) >= ranks {
-            return Ok(());
-        }
-        if communicator.abort.is_raised() {
-            return Err(INTERNAL);
-        }
-        bell.wait(seen, Duration::from_millis(100));
-    }
+    peers::wait_for_each(session, &|| communicator.abort.is_raised(), |rank| {
+        session.segment.block(rank).ready.load(Ordering::SeqCst) != 0
+    })
 }

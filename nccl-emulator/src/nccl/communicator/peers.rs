@@ -9,20 +9,24 @@
 //! | waits for it in an operation, shared memory | hangs |
 //! | waits for it in an operation, sockets | remote error of the communicator; since 2.28 its state says so |
 //! | first operation with it | remote error after the retries of a connection |
-//! | split | remote error |
+//! | init, split, window, first one-sided operation, suspend, resume: waits for all ranks | remote error |
 //! | destroy, shared memory | since 2.32.3 after the retries of a connection |
 
 use std::io;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::identity;
 use super::route::share_a_host;
 use super::session::Session;
 use super::state::Communicator;
-use crate::code::Result;
+use crate::code::{INTERNAL, REMOTE, Result};
 use crate::nccl::bootstrap;
 use crate::nccl::debug::warn;
 use crate::transport::teardown::GONE;
+
+/// The limit of a sleep that a ring should end: a killed process does not ring.
+const SAFETY_NET: Duration = Duration::from_millis(100);
 
 /// Whether the sockets of a rank are closed: its process has ended, or its end of the communicator was aborted or freed.
 /// For a rank of another host only the former counts: news of the latter may not get through a broken network, which the
@@ -31,6 +35,35 @@ pub(crate) fn has_hung_up(session: &Session, rank: usize) -> bool {
     let teardown = session.segment.block(rank).teardown.load(Ordering::SeqCst);
     share_a_host(session.info(session.rank), session.info(rank)) && teardown & GONE != 0
         || identity::is_gone(session.info(rank))
+}
+
+/// Waits on the host until each rank has done its part in something that all ranks do together. The last one rings.
+///
+/// # Errors
+/// An internal error after an abort; a remote error if a rank has hung up before it was done.
+pub(super) fn wait_for_each(
+    session: &Session,
+    is_aborted: &dyn Fn() -> bool,
+    is_done: impl Fn(usize) -> bool,
+) -> Result {
+    let bell = &session.own().bell;
+    for rank in 0..session.ranks() {
+        loop {
+            let seen = bell.value();
+            if is_done(rank) {
+                break;
+            }
+            if is_aborted() {
+                return Err(INTERNAL);
+            }
+            if has_hung_up(session, rank) && !is_done(rank) {
+                warn_of_closed_connection(session, rank);
+                return Err(REMOTE);
+            }
+            bell.wait(seen, SAFETY_NET);
+        }
+    }
+    Ok(())
 }
 
 /// Logs the warning of a socket to that rank.

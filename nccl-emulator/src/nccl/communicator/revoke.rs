@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::state::Communicator;
-use super::teardown::wait_for_launches;
+use super::teardown::{PATIENCE_WITH_USERS, wait_for_launches, wait_for_users};
 use crate::code::{IN_PROGRESS, Result};
 use crate::nccl::debug::{self, info, subsystem};
 
@@ -53,6 +53,9 @@ pub(crate) fn stop_launches(communicator: &Communicator) {
 
 fn leave(communicator: &Communicator) {
     wait_for_launches(communicator);
+    if let Some(session) = communicator.session() {
+        wait_for_users(session, Instant::now() + PATIENCE_WITH_USERS);
+    }
     let until = Instant::now() + PATIENCE;
     while communicator.threads_inside() > 0 && Instant::now() < until {
         thread::sleep(Duration::from_micros(200));

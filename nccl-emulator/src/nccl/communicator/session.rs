@@ -4,13 +4,18 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cuda_emulator::sync::Mutex;
 
+use super::identity;
 use super::route::{self, Route};
+use crate::transport::teardown::GONE;
 use crate::transport::{Action, KEPT, RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::{Mapping, Span};
+
+/// How long a process that was seen alive counts as alive, in milliseconds; at most twice that.
+const LIFE_SIGN: u64 = 20;
+const DEAD: u64 = u64::MAX;
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
 #[derive(Debug)]
@@ -39,8 +44,12 @@ pub(crate) struct Session {
     raced: Mutex<HashSet<(usize, u64)>>,
     /// See [`Session::has_lost_waits`]. Stays set when the flag of an abort is lowered.
     has_lost_waits: AtomicBool,
+    /// See [`Session::has_given_up`].
+    has_given_up: AtomicBool,
     /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
+    /// When the process of each rank has to be looked at again, in milliseconds; [`DEAD`] once it has ended.
+    looks: Box<[AtomicU64]>,
 }
 
 impl Session {
@@ -65,6 +74,7 @@ impl Session {
         let infos = (0..segment.ranks())
             .map(|rank| segment.info(rank))
             .collect();
+        let looks = pools.iter().map(|_| AtomicU64::default()).collect();
         Self {
             segment,
             rank,
@@ -79,7 +89,9 @@ impl Session {
             logging: Mutex::default(),
             raced: Mutex::default(),
             has_lost_waits: AtomicBool::new(false),
+            has_given_up: AtomicBool::new(false),
             routes: OnceLock::new(),
+            looks,
         }
     }
 
@@ -211,27 +223,30 @@ impl Session {
         self.has_lost_waits.load(Ordering::Acquire)
     }
 
-    /// Waits, on the host, until all ranks have reached this barrier. Returns false when aborted.
-    pub(crate) fn barrier(&self, is_aborted: impl Fn() -> bool) -> bool {
+    /// Notes that this rank has given up operations.
+    pub(crate) fn give_up(&self) {
+        self.has_given_up.store(true, Ordering::Release);
+    }
+
+    /// Whether this rank has given up operations, so that none can begin any more: the peers count differently.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.has_given_up.load(Ordering::Acquire)
+    }
+
+    /// Reaches the next barrier on the host, and returns its number. The last rank rings.
+    pub(super) fn reach_barrier(&self) -> u64 {
         let number = self.barriers.fetch_add(1, Ordering::Relaxed) + 1;
-        let wanted = number * self.ranks() as u64;
+        self.own().barriers.store(number, Ordering::SeqCst);
         let arrivals = &self.segment.header().barrier;
-        if arrivals.fetch_add(1, Ordering::SeqCst) + 1 == wanted {
+        if arrivals.fetch_add(1, Ordering::SeqCst) + 1 == number * self.ranks() as u64 {
             self.segment.ring_others(self.rank);
-            return true;
         }
-        let bell = &self.own().bell;
-        loop {
-            let seen = bell.value();
-            if arrivals.load(Ordering::SeqCst) >= wanted {
-                return true;
-            }
-            if is_aborted() {
-                return false;
-            }
-            // With a timeout, because a killed process does not ring.
-            bell.wait(seen, Duration::from_millis(100));
-        }
+        number
+    }
+
+    /// Whether a rank has reached this barrier.
+    pub(super) fn has_reached_barrier(&self, rank: usize, number: u64) -> bool {
+        self.segment.block(rank).barriers.load(Ordering::SeqCst) >= number
     }
 
     /// The memory of `rank`'s device.
@@ -254,8 +269,52 @@ impl Session {
         &self.infos
     }
 
+    /// Returns whether a rank, as of now, never takes part in an operation again: it has aborted or freed its communicator,
+    /// or its process has ended.
+    pub(crate) fn is_lost(&self) -> impl Fn(usize) -> bool {
+        let now = milliseconds();
+        move |rank| self.has_left(rank) || self.has_died(rank, now)
+    }
+
+    /// Whether a rank has aborted or freed its communicator.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        let teardown = &self.segment.block(rank).teardown;
+        teardown.load(Ordering::SeqCst) & GONE != 0
+    }
+
+    /// Whether the process of a rank has ended, as seen at a look every [`LIFE_SIGN`].
+    fn has_died(&self, rank: usize, now: u64) -> bool {
+        if self.is_local(rank) {
+            return false;
+        }
+        let look = &self.looks[rank];
+        match look.load(Ordering::Relaxed) {
+            DEAD => true,
+            next if now < next => false,
+            _ => {
+                let is_dead = identity::is_gone(&self.infos[rank]);
+                // Different times for the ranks, so that one operation does not look at all of them.
+                let soon = now + LIFE_SIGN + rank as u64 % LIFE_SIGN;
+                let next = if is_dead { DEAD } else { soon };
+                look.store(next, Ordering::Relaxed);
+                is_dead
+            }
+        }
+    }
+
     /// Whether `rank` runs in this process.
     pub(crate) fn is_local(&self, rank: usize) -> bool {
         self.infos[rank].process == self.infos[self.rank].process
     }
+}
+
+/// Returns a coarse time since boot. Reading it is nearly free.
+fn milliseconds() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is ours to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }

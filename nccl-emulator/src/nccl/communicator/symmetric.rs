@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::peers;
 use super::state::Communicator;
 use super::window::WindowRequest;
 use super::windows::{register_window, watch_windows};
@@ -87,9 +88,9 @@ fn resume(communicator: &Communicator) -> Result {
 
 fn barrier(communicator: &Communicator) -> Result {
     let session = communicator.session().ok_or(INTERNAL)?;
-    if session.barrier(|| communicator.abort.is_raised()) {
-        Ok(())
-    } else {
-        Err(INTERNAL)
-    }
+    let number = session.reach_barrier();
+    let is_aborted = || communicator.abort.is_raised();
+    peers::wait_for_each(session, &is_aborted, |rank| {
+        session.has_reached_barrier(rank, number)
+    })
 }

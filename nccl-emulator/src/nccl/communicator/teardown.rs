@@ -2,15 +2,19 @@
 //!
 //! Finalize, and a destroy without it, wait for this rank's launches to leave their streams and
 //! then, since 2.32.3, for all ranks with which this rank shares memory to get there too. An abort raises the flag, so its launches end
-//! as soon as the stream reaches them; the abort waits for that, but never for other ranks. An abort of a communicator that was
+//! as soon as the stream reaches them; the abort waits for that, and for peers to finish the piece of this rank's memory that they
+//! are copying, but never for other ranks to get anywhere. Of several ranks in a process the last one does all that; as in NCCL,
+//! the others return at once. An abort of a communicator that was
 //! connected to ranks of other processes takes half a second more. As in NCCL, these calls also wait
 //! for the work before a launch on its stream, and for the end of every graph that has captured a launch.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{Ordering, fence};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::announce::ending;
+use super::identity;
 use super::peers;
 use super::route::Route;
 use super::session::Session;
@@ -24,6 +28,8 @@ use crate::version;
 
 /// The limit of a sleep that a ring should end: a killed process does not ring.
 const SAFETY_NET: Duration = Duration::from_millis(100);
+/// How long a stopped process that copies from or to the memory of a rank holds up the end of that rank.
+pub(super) const PATIENCE_WITH_USERS: Duration = Duration::from_secs(10);
 
 /// Runs the job of `ncclCommFinalize`.
 pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
@@ -55,7 +61,8 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
     };
     // Even if the rest has to wait for other ranks of this process.
     let aborted = communicator.abort.is_raised();
-    announce(session, if aborted { GONE } else { LEAVING });
+    let is_gone = aborted || !communicator.is_initialized();
+    announce(session, if is_gone { GONE } else { LEAVING });
     let local = (0..session.ranks())
         .filter(|&rank| session.is_local(rank))
         .count();
@@ -70,7 +77,12 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
         wait_for_launches(member);
         member.captured.wait();
     }
-    for member in &unfinalized {
+    let until = Instant::now() + PATIENCE_WITH_USERS;
+    for member in all.iter().filter(|member| member.abort.is_raised()) {
+        wait_for_users(member.session().unwrap_or(session), until);
+    }
+    // A rank whose init failed has no connections.
+    for member in unfinalized.iter().filter(|member| member.is_initialized()) {
         if let Some(session) = member.session() {
             wait_for_others(member, session);
         }
@@ -81,7 +93,7 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
     }
     if aborted && all.iter().any(|member| member.family.ends_proxy()) {
         // NCCL's abort joins the proxy thread, which sees the abort after its poll.
-        std::thread::sleep(options().proxy_poll);
+        thread::sleep(options().proxy_poll);
     }
     Ok(())
 }
@@ -117,6 +129,20 @@ pub(super) fn wait_for_launches(communicator: &Communicator) {
     if let Some((stream, sequence)) = last {
         // A stream of a failed context has dropped its jobs.
         let _ = stream.wait_until(sequence);
+    }
+}
+
+/// Waits until no other rank uses the memory of this one for an operation that this rank has given up; not longer than
+/// `until`.
+pub(super) fn wait_for_users(session: &Session, until: Instant) {
+    let own = session.rank;
+    // A rank that is about to put into the memory of this one sees that it leaves, or is seen.
+    fence(Ordering::SeqCst);
+    for other in 0..session.ranks() {
+        let uses = || session.segment.uses_memory_of(other, own);
+        while uses() && !identity::is_gone(session.info(other)) && Instant::now() < until {
+            thread::sleep(Duration::from_micros(200));
+        }
     }
 }
 

@@ -6,16 +6,16 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cuda_emulator::sync::{Mutex, MutexGuard};
 use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_t};
 
 use super::nodes::nodes;
+use super::peers;
 use super::session::Session;
 use super::state::Communicator;
 use super::window::{KIND, Listed, WINDOWS, Window, WindowRequest, allocated};
-use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
+use crate::code::{INTERNAL, INVALID_ARGUMENT, REMOTE, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::version;
@@ -109,21 +109,12 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
     let watch = is_one_sided.then(|| watch(communicator, session, (request.address, part)));
     let number = session.next_window();
     session.segment.say_window(session.rank, number, &part);
-    let bell = &session.own().bell;
-    let mut parts = Vec::with_capacity(session.ranks());
-    for rank in 0..session.ranks() {
-        parts.push(loop {
-            let seen = bell.value();
-            if let Some(part) = session.segment.window(rank, number) {
-                break part;
-            }
-            if communicator.abort.is_raised() {
-                return Err(INTERNAL);
-            }
-            // With a timeout, because a killed process does not ring.
-            bell.wait(seen, Duration::from_millis(100));
-        });
-    }
+    let said = |rank| session.segment.window(rank, number);
+    let is_aborted = || communicator.abort.is_raised();
+    peers::wait_for_each(session, &is_aborted, |rank| said(rank).is_some())?;
+    // A rank that has failed since may have registered others.
+    let parts = (0..session.ranks()).map(|rank| said(rank).ok_or(REMOTE));
+    let parts = parts.collect::<Result<_>>()?;
     let window = Arc::new(Window {
         communicator: communicator.handle(),
         address: request.address,

@@ -162,7 +162,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
         let launch = Arc::new(CapturedLaunch::new(communicator, session, &mut lists));
         let captured = Arc::clone(&launch);
         let add = || capture.add(&streams, Action::Work(launch)).map_err(refuse);
-        return captured.capturing(tasks.handle, add);
+        return captured.capturing((tasks.handle, stream.context()), add);
     }
     let start = faults::lateness().map(|delay| Instant::now() + delay);
     if lists.profiles.is_empty() {
@@ -172,7 +172,7 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
-    let launch = Launch::new(communicator, session, lists, start, false);
+    let launch = Launch::new(communicator, session, stream.context(), lists, start, false);
     let tracker = launch.tracker().cloned();
     let mut issue = communicator.issue.lock();
     for other in others {

@@ -4,6 +4,7 @@
 //! Entering ──own memory looked up, offer written, arrived──▶ Waiting
 //! Waiting  ──all have arrived──▶ Working       Waiting ──offers differ──▶ stuck
 //! Working  ──no block left──▶ Leaving          Leaving ──all blocks finished──▶ done
+//! Working  ──a rank has given up──▶ Waiting
 //! ```
 //!
 //! The work is one row of elements, cut into blocks: `count` elements, or `count` for each rank
@@ -17,8 +18,7 @@ use super::scope::{Outcome, Scope};
 use crate::nccl::communicator::Session;
 use crate::nccl::task::{CollectiveTask, Function};
 use crate::numbers::reduction;
-use crate::transport::teardown::GONE;
-use crate::transport::{self, Arrival, Offer};
+use crate::transport::{self, Arrival, Offer, Taken, busy};
 use cuda_emulator::violations::Violation;
 
 /// The limits of a block in bytes. Small enough that all ranks get some blocks, large enough to be
@@ -123,9 +123,13 @@ impl Collective {
         }
         if matches!(self.phase, Phase::Waiting) {
             match shared.state(self.number) {
-                Arrival::Waiting => return Ok(Outcome::Blocked),
-                Arrival::Spoiled => return Ok(self.mismatch(scope, false)),
                 Arrival::Open => self.phase = Phase::Working,
+                Arrival::Spoiled => return Ok(self.mismatch(scope, false)),
+                // The others may have completed it before a rank gave up this one or the next one.
+                Arrival::Waiting | Arrival::Withdrawn if shared.is_done(self.number) => {
+                    self.phase = Phase::Leaving;
+                }
+                Arrival::Waiting | Arrival::Withdrawn => return Ok(Outcome::Blocked),
             }
         }
         if matches!(self.phase, Phase::Working) {
@@ -163,9 +167,8 @@ impl Collective {
         if !shared.arrive(self.number, ranks as u64) {
             return Ok(());
         }
-        let gone = |rank| session.segment.block(rank).teardown.load(Ordering::SeqCst) & GONE != 0;
-        if (0..ranks).any(gone) {
-            // The kernel of an aborted rank is gone, so its part is never done.
+        if (0..ranks).any(session.is_lost()) {
+            // The kernel of an aborted or dead rank is gone, so its part is never done.
             return Ok(());
         }
         let agrees = |rank| {
@@ -184,6 +187,15 @@ impl Collective {
             session.segment.ring_others(session.rank);
         }
         Ok(())
+    }
+
+    /// Gives the collective up, if it is not complete.
+    pub(super) fn withdraw(&mut self, session: &Session) {
+        self.block = None;
+        if self.number > 0 {
+            let shared = &session.segment.header().collective.0;
+            shared.withdraw(self.number);
+        }
     }
 
     fn check_own(&self, scope: &Scope<'_>) -> Result<(), Violation> {
@@ -234,12 +246,19 @@ impl Collective {
         let (at, end) = match self.block {
             Some(block) => block,
             None => {
-                let Some(index) = shared.take(self.blocks(ranks)) else {
-                    self.phase = Phase::Leaving;
+                session.segment.set_busy(session.rank, busy::ALL);
+                let taken = shared.take(self.blocks(ranks));
+                let Taken::Block(index) = taken else {
+                    session.segment.set_busy(session.rank, busy::IDLE);
+                    self.phase = match taken {
+                        Taken::Withdrawn => Phase::Waiting,
+                        _ => Phase::Leaving,
+                    };
                     return Ok(Outcome::Progress);
                 };
                 // Looked up for every block: memory may be freed while the collective runs.
                 if !self.look_up(scope) {
+                    session.segment.set_busy(session.rank, busy::IDLE);
                     self.check_own(scope)?;
                     return Ok(Outcome::Stuck);
                 }
@@ -257,6 +276,7 @@ impl Collective {
             return Ok(Outcome::Progress);
         }
         self.block = None;
+        session.segment.set_busy(session.rank, busy::IDLE);
         if shared.finish(self.number, self.blocks(ranks)) {
             session.segment.ring_others(session.rank);
         }

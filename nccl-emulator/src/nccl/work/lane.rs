@@ -14,6 +14,8 @@ pub(super) enum Head {
     Theirs,
     /// Never completes.
     Stuck,
+    /// Never completes, because the peer has given it up or its process has ended.
+    Abandoned,
     /// No message is left.
     Empty,
 }
@@ -79,6 +81,15 @@ impl Lane {
     pub(super) fn compare(&self, session: &Session) -> std::cmp::Ordering {
         let side = session.segment.side(self.peer, session.rank);
         side.compare(self.opposite(), self.number)
+    }
+
+    /// Whether only the peer can move the head on.
+    pub(super) fn awaits_peer(&self, session: &Session) -> bool {
+        match self.head {
+            Head::Open => self.compare(session) == std::cmp::Ordering::Greater,
+            Head::Theirs | Head::Abandoned => !self.exchange(session).is_done(self.number),
+            Head::Stuck | Head::Empty => false,
+        }
     }
 
     /// Whether a message waits for the head to be done.

@@ -1,31 +1,33 @@
 //! A launch: the operations of one group on one communicator, as a job of a stream.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
 use super::collective::Collective;
 use super::connection::{Seen, Watch};
-use super::lane::Head;
 use super::lists::Lists;
 use super::one_sided::{self, OneSided};
 use super::point_to_point::PointToPoint;
 use super::proxies;
 use super::ring::{ring, ring_at};
 use super::scope::{Outcome, Scope};
+use crate::code::IN_PROGRESS;
 use crate::faults::{self, OperationFault};
 use crate::nccl::communicator::{Communicator, Session};
 use crate::nccl::debug::{self, warn};
 use crate::nccl::profiler::Tracker;
 use crate::nccl::task::{self, MessageTask};
-use crate::transport::Direction;
+use crate::transport::{Direction, busy};
+use cuda_emulator::driver::context::Context;
 use cuda_emulator::exec::{Bell, Step, Work};
 
 /// See [`super`].
 pub(crate) struct Launch {
     communicator: Arc<Communicator>,
     pub(super) session: Arc<Session>,
+    /// The context of the stream that the launch runs on.
+    context: Arc<Context>,
     pub(super) lists: Lists,
     /// The index of the current collective.
     pub(super) at: usize,
@@ -39,6 +41,8 @@ pub(crate) struct Launch {
     /// Whether the faults of the next part were looked up.
     prepared: bool,
     stuck: bool,
+    /// Whether nothing is left that a peer could complete.
+    is_over: bool,
     connection: Watch,
     /// The profiler's view of the launch.
     tracker: Option<Arc<Tracker>>,
@@ -53,6 +57,7 @@ impl Launch {
     pub(crate) fn new(
         communicator: &Arc<Communicator>,
         session: &Arc<Session>,
+        context: &Arc<Context>,
         mut lists: Lists,
         start: Option<Instant>,
         is_persistent: bool,
@@ -83,6 +88,7 @@ impl Launch {
         Box::new(Self {
             communicator: Arc::clone(communicator),
             session: Arc::clone(session),
+            context: Arc::clone(context),
             lists,
             at: 0,
             collective: None,
@@ -92,6 +98,7 @@ impl Launch {
             fault: None,
             prepared: false,
             stuck: false,
+            is_over: false,
             connection: Watch::default(),
             is_observed: tracker
                 .as_ref()
@@ -177,6 +184,7 @@ impl Launch {
         let scope = Scope {
             communicator: &self.communicator,
             session: &self.session,
+            context: &self.context,
         };
         let one_sided = &mut self.one_sided;
         if let Some(outcome) = one_sided.step(&scope, &self.lists.one_sided, budget) {
@@ -231,10 +239,28 @@ impl Launch {
             neighbours.retain(|&rank| rank != own);
             return neighbours;
         }
-        let waiting = self.messages.lanes.iter().filter(|lane| {
-            matches!(lane.head, Head::Open) && lane.compare(&self.session) == Ordering::Greater
-        });
+        let lanes = self.messages.lanes.iter();
+        let waiting = lanes.filter(|lane| lane.awaits_peer(&self.session));
         waiting.map(|lane| lane.peer).collect()
+    }
+
+    /// Gives up what is not complete: no peer takes another part of it. This rank's memory is its own again once the peers
+    /// have finished the parts that they hold, for which an abort waits.
+    fn withdraw(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        self.messages.withdraw(&self.session);
+        if let Some(collective) = &mut self.collective {
+            collective.withdraw(&self.session);
+        }
+        // Operations that it has not posted are missing as well.
+        self.session.give_up();
+        if self.prepared {
+            // Also after a panic in the middle of a part.
+            let segment = &self.session.segment;
+            segment.set_busy(self.session.rank, busy::IDLE);
+        }
     }
 }
 
@@ -263,7 +289,22 @@ impl Work for Launch {
             if one_sided.is_some() {
                 self.session.lose_waits();
             }
+            self.withdraw();
             return Step::Done;
+        }
+        if !self.prepared && !self.stuck && self.session.has_given_up() {
+            if let Err(code) = self.communicator.state()
+                && code != IN_PROGRESS
+            {
+                // Under STRICT nothing hangs.
+                return Step::Done;
+            }
+            // It would be paired with what the peers have begun before.
+            eprintln!(
+                "nccl-emulator: {} waits for ever: the rank has given up earlier operations",
+                self.describe()
+            );
+            self.stuck = true;
         }
         if self.stuck {
             return Step::Blocked { seen };
@@ -275,7 +316,13 @@ impl Work for Launch {
             self.observe(&tracker, &outcome);
         }
         match outcome {
-            Outcome::Done | Outcome::Failed => Step::Done,
+            Outcome::Done | Outcome::Failed => {
+                // Without an error nothing is left.
+                self.is_over |=
+                    self.communicator.state().is_ok() && matches!(outcome, Outcome::Done);
+                self.withdraw();
+                Step::Done
+            }
             Outcome::Progress => Step::Progress,
             Outcome::Blocked if self.start.is_none() && self.fault.is_none() => {
                 match self.look_at_connections() {
@@ -324,6 +371,11 @@ impl Work for Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
+        // A launch ends without another step if its context fails, or after a panic. One that is only made for a profiler
+        // takes no step at all.
+        if self.prepared {
+            self.withdraw();
+        }
         let mut lists = std::mem::take(&mut self.lists);
         lists.lanes = self.messages.take_lanes();
         self.communicator.give_back(lists);

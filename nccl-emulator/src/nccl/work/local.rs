@@ -9,6 +9,7 @@ use crate::nccl::task::Function;
 use crate::numbers::datatype::{DataType, Operator, Scalar};
 use crate::numbers::reduction;
 use crate::transport;
+use cuda_emulator::driver::context::Context;
 use cuda_emulator::exec::{Bell, Recipe, Step, Stream, Work};
 use cuda_emulator::memory::Span;
 
@@ -24,9 +25,10 @@ pub(crate) struct LocalCopy {
 }
 
 impl Recipe for LocalCopy {
-    fn job(&self, _stream: &Arc<Stream>) -> Box<dyn Work> {
+    fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work> {
         Box::new(Copy {
             communicator: Arc::clone(&self.communicator),
+            context: Arc::clone(stream.context()),
             function: self.function,
             from: self.from,
             to: self.to,
@@ -41,6 +43,8 @@ impl Recipe for LocalCopy {
 
 struct Copy {
     communicator: Arc<Communicator>,
+    /// The context of the stream.
+    context: Arc<Context>,
     function: Function,
     from: u64,
     to: u64,
@@ -105,7 +109,7 @@ impl Copy {
 
 impl Work for Copy {
     fn step(&mut self, budget: usize) -> Step {
-        let communicator = Arc::clone(&self.communicator);
+        let (communicator, context) = (Arc::clone(&self.communicator), Arc::clone(&self.context));
         let Some(session) = communicator.session() else {
             return Step::Done;
         };
@@ -115,6 +119,7 @@ impl Work for Copy {
         let scope = Scope {
             communicator: &communicator,
             session,
+            context: &context,
         };
         match self.try_step(&scope, budget) {
             Ok(Outcome::Progress) => Step::Progress,

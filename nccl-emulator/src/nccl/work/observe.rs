@@ -14,7 +14,6 @@ use super::ring::ring_at;
 use super::scope::Outcome;
 use crate::nccl::communicator::Session;
 use crate::nccl::profiler::{Flow, Tracker};
-use crate::transport::CHUNK;
 
 /// The pause between two checks of a waiting launch for a profiler.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -105,14 +104,14 @@ fn flow(lane: &Lane, at: usize, session: &Session) -> Option<Flow> {
         Ordering::Less => None,
         Ordering::Greater => Some(Flow::default()),
         Ordering::Equal => {
-            let (exchange, len) = (lane.exchange(session), lane.span.len);
+            let exchange = lane.exchange(session);
             if lane.head == Head::Empty || exchange.is_done(lane.number) {
                 return None;
             }
             Some(Flow {
                 is_ready: true,
                 has_peer: lane.compare(session) != Ordering::Greater,
-                done: (exchange.copied(lane.number, len) / CHUNK) as u32,
+                done: exchange.copied(lane.number, lane.chunks()),
             })
         }
     }

@@ -3,10 +3,12 @@
 //! The source copies into the peer's memory by itself, then counts the signal; the peer has no part in
 //! that. A rank that waits for signals consumes them.
 
+use std::sync::atomic::{Ordering, fence};
+
 use super::lane::{still_valid, view};
 use super::scope::{Outcome, Scope};
 use crate::nccl::task::OneSidedTask;
-use crate::transport;
+use crate::transport::{self, busy};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::{Violation, ViolationKind};
 
@@ -44,7 +46,12 @@ impl OneSided {
             } => {
                 let part = &window.parts[*peer];
                 let to = (part, *offset, *signal);
+                let segment = &scope.session.segment;
+                segment.set_busy(scope.session.rank, busy::with(*peer));
+                // A rank that leaves says so before it looks for the ranks that use its memory.
+                fence(Ordering::SeqCst);
                 let put = self.put(scope, *peer, (*from, *bytes), to, budget);
+                segment.set_busy(scope.session.rank, busy::IDLE);
                 match put {
                     Ok(done) => done,
                     Err(violation) => return Some(scope.fail(violation, "PutSignal")),
@@ -78,7 +85,10 @@ impl OneSided {
     ) -> Result<bool, Violation> {
         let session = scope.session;
         let (source, target) = (session.pool(session.rank), session.pool(peer));
+        let has_left = session.has_left(peer);
         let (read, write, copied) = match self.put {
+            // Nobody sees what would be written.
+            Some(_) if has_left => return Ok(true),
             Some(put) => put,
             None => {
                 let inside = offset.checked_add(bytes).is_some_and(|end| end <= part.len);
@@ -91,6 +101,9 @@ impl OneSided {
                             part.len
                         ),
                     ));
+                }
+                if has_left {
+                    return Ok(true);
                 }
                 let write = Span {
                     offset: part.offset + offset,

@@ -6,13 +6,16 @@
 //! same, so that two ranks with a core each share the work of an all-to-all, and the chunks of a
 //! large message. A message that a peer completes is counted in `delivered`, so a waiting rank has to
 //! look only there.
+//!
+//! The head of a peer that died is still posted. Nobody may complete it, so a launch begins with a look for lost peers.
 
 use std::sync::atomic::Ordering;
 
 use super::lane::{Head, Lane, Wrong, still_valid, view};
 use super::scope::{Outcome, Scope};
+use crate::nccl::communicator::Session;
 use crate::nccl::task::MessageTask;
-use crate::transport::{self, CHUNK, Claim, Direction, Posted, prefetch};
+use crate::transport::{self, CHUNK, Claim, Direction, Posted, busy, prefetch};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::Violation;
 
@@ -56,7 +59,6 @@ struct Copying {
     from: *const u8,
     to: *mut u8,
     left: usize,
-    part: u64,
     peer_span: Span,
 }
 
@@ -70,6 +72,14 @@ impl PointToPoint {
         Self {
             lanes,
             ..Self::default()
+        }
+    }
+
+    /// Gives up the messages that are not complete.
+    pub(super) fn withdraw(&mut self, session: &Session) {
+        self.copying = None;
+        for lane in self.lanes.iter().filter(|lane| lane.head != Head::Empty) {
+            lane.exchange(session).withdraw(lane.number);
         }
     }
 
@@ -198,12 +208,16 @@ impl PointToPoint {
             prefetch::to_write(scope.session.segment.side(own, lane.peer));
             prefetch::to_read(scope.session.segment.side(lane.peer, own));
         }
+        let is_lost = scope.session.is_lost();
         for lane in &mut self.lanes {
             let message = &messages[lane.next];
             let span = scope
                 .resolve(message.address, message.bytes)
                 .map_err(|violation| violation.during(message.function.name()))?;
             lane.post(scope.session, span);
+            if is_lost(lane.peer) {
+                lane.head = Head::Abandoned;
+            }
         }
         Ok(())
     }
@@ -260,7 +274,7 @@ impl PointToPoint {
     ) -> Option<Outcome> {
         let lane = &mut self.lanes[at];
         match lane.head {
-            Head::Empty | Head::Stuck => None,
+            Head::Empty | Head::Stuck | Head::Abandoned => None,
             Head::Theirs => {
                 // The last message of a lane needs no check: it is counted in `delivered`.
                 if !lane.has_successor() || !lane.exchange(scope.session).is_done(lane.number) {
@@ -269,16 +283,24 @@ impl PointToPoint {
                 Some(self.advance(scope, messages, at))
             }
             Head::Open => {
-                match lane.compare(scope.session) {
+                let (session, exchange) = (scope.session, lane.exchange(scope.session));
+                match lane.compare(session) {
                     std::cmp::Ordering::Greater => return None,
                     // The peer has completed the message and posted a later one.
-                    std::cmp::Ordering::Less => return Some(self.advance(scope, messages, at)),
-                    std::cmp::Ordering::Equal => {}
+                    std::cmp::Ordering::Less if exchange.is_done(lane.number) => {
+                        return Some(self.advance(scope, messages, at));
+                    }
+                    // Or it has given the message up.
+                    std::cmp::Ordering::Less | std::cmp::Ordering::Equal => {}
                 }
-                match lane
-                    .exchange(scope.session)
-                    .claim(lane.number, lane.chunks())
-                {
+                session
+                    .segment
+                    .set_busy(session.rank, busy::with(lane.peer));
+                let claim = exchange.claim(lane.number, lane.chunks());
+                if !matches!(claim, Claim::Chunk(_)) {
+                    session.segment.set_busy(session.rank, busy::IDLE);
+                }
+                match claim {
                     Claim::Theirs => {
                         lane.head = Head::Theirs;
                         None
@@ -289,7 +311,10 @@ impl PointToPoint {
                             self.continue_copy(scope, messages, copying, budget)
                                 .unwrap_or(Outcome::Progress),
                         ),
-                        Err(wrong) => self.report(scope, at, wrong),
+                        Err(wrong) => {
+                            session.segment.set_busy(session.rank, busy::IDLE);
+                            self.report(scope, at, wrong)
+                        }
                     },
                 }
             }
@@ -328,7 +353,6 @@ impl PointToPoint {
             from,
             to,
             left: part as usize,
-            part,
             peer_span,
         })
     }
@@ -356,16 +380,16 @@ impl PointToPoint {
         let at = copying.lane;
         let lane = &self.lanes[at];
         let session = scope.session;
-        if let Err(violation) = still_valid(session.pool(session.rank), &lane.span) {
-            return self.report(scope, at, Wrong::Own(violation));
+        let own = still_valid(session.pool(session.rank), &lane.span).map_err(Wrong::Own);
+        let valid = own.and_then(|()| {
+            still_valid(session.pool(lane.peer), &copying.peer_span).map_err(Wrong::Peer)
+        });
+        // After the check: a peer that has given the message up may free its memory now.
+        session.segment.set_busy(session.rank, busy::IDLE);
+        if let Err(wrong) = valid {
+            return self.report(scope, at, wrong);
         }
-        if let Err(violation) = still_valid(session.pool(lane.peer), &copying.peer_span) {
-            return self.report(scope, at, Wrong::Peer(violation));
-        }
-        if !lane
-            .exchange(scope.session)
-            .finish(lane.number, copying.part, lane.span.len)
-        {
+        if !lane.exchange(session).finish(lane.number, lane.chunks()) {
             return None;
         }
         let (peer, more, bytes) = (lane.peer, lane.next + 1 < lane.end, lane.span.len);

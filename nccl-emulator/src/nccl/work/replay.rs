@@ -12,6 +12,7 @@ use crate::faults;
 use crate::nccl::communicator::{Captured, Communicator, Session};
 use crate::nccl::profiler::Profile;
 use crate::nccl::task::{CollectiveTask, MessageTask, OneSidedTask};
+use cuda_emulator::driver::context::Context;
 use cuda_emulator::exec::{Bell, Last, Recipe, Step, Stream, Work};
 
 /// The operations of one group on one communicator, in a graph.
@@ -42,23 +43,27 @@ impl CapturedLaunch {
         }
     }
 
-    fn launch(&self, start: Option<Instant>) -> Box<Launch> {
+    fn launch(&self, context: &Arc<Context>, start: Option<Instant>) -> Box<Launch> {
         let communicator = self.captured.communicator();
         let mut lists = communicator.spare_lists();
         lists.collectives.extend_from_slice(&self.collectives);
         lists.messages.extend_from_slice(&self.messages);
         lists.one_sided.extend_from_slice(&self.one_sided);
         lists.profiles.extend_from_slice(&self.profiles);
-        Launch::new(communicator, &self.session, lists, start, true)
+        Launch::new(communicator, &self.session, context, lists, start, true)
     }
 
     /// Reports the capture by `add` to a profiler. As in NCCL, the operations are reported now if no proxy takes part in the
     /// replays.
-    pub(crate) fn capturing<R>(&self, stream: usize, add: impl FnOnce() -> R) -> R {
+    pub(crate) fn capturing<R>(
+        &self,
+        (stream, context): (usize, &Arc<Context>),
+        add: impl FnOnce() -> R,
+    ) -> R {
         if self.profiles.is_empty() {
             return add();
         }
-        let launch = self.launch(None);
+        let launch = self.launch(context, None);
         let Some(tracker) = launch.tracker() else {
             return add();
         };
@@ -71,11 +76,11 @@ impl CapturedLaunch {
 }
 
 impl Recipe for CapturedLaunch {
-    fn job(&self, _stream: &Arc<Stream>) -> Box<dyn Work> {
+    fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work> {
         self.captured.check();
         let start = faults::lateness().map(|delay| Instant::now() + delay);
         Box::new(Replay {
-            launch: self.launch(start),
+            launch: self.launch(stream.context(), start),
             is_posted: false,
             _captured: Arc::clone(&self.captured),
         })

@@ -5,7 +5,7 @@ use crate::nccl::communicator::{Communicator, Session};
 use crate::nccl::debug::{self, warn};
 use crate::numbers::datatype::{DataType, Scalar};
 use crate::options::options;
-use cuda_emulator::driver::context;
+use cuda_emulator::driver::context::Context;
 use cuda_emulator::memory::{self, Span};
 use cuda_emulator::violations::{self, Violation, ViolationKind};
 
@@ -27,6 +27,8 @@ pub(super) enum Outcome {
 pub(super) struct Scope<'a> {
     pub(super) communicator: &'a Communicator,
     pub(super) session: &'a Session,
+    /// The context of the stream, which fails if the memory is bad.
+    pub(super) context: &'a Context,
 }
 
 impl Scope<'_> {
@@ -76,7 +78,7 @@ impl Scope<'_> {
     /// Fails the context because of this rank's own bad memory, as on a GPU.
     pub(super) fn fail(&self, violation: Violation, operation: &str) -> Outcome {
         let violation = violation.during(&format!("{operation} on {}", self.communicator));
-        context::fail(self.communicator.device, violation);
+        self.context.fail(violation);
         Outcome::Failed
     }
 

@@ -39,6 +39,10 @@ impl PointToPoint {
                 let theirs = lane.peer_half(scope.session).0.len;
                 return self.mismatch(scope, at, theirs, false);
             }
+            Spoiled::Withdrawn => {
+                lane.head = Head::Abandoned;
+                return None;
+            }
             Spoiled::BadSource => lane.direction == Direction::Send,
             Spoiled::BadDestination => lane.direction == Direction::Receive,
         };
