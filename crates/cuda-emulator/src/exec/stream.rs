@@ -146,12 +146,12 @@ impl Stream {
     }
 
     /// Notes that job `sequence` frees memory.
-    pub fn note_free(&self, sequence: u64) {
+    pub(crate) fn note_free(&self, sequence: u64) {
         self.last_free.fetch_max(sequence, Ordering::AcqRel);
     }
 
     /// Sequence number of the last job that frees memory, if it has not finished.
-    pub fn pending_free(&self) -> Option<u64> {
+    pub(crate) fn pending_free(&self) -> Option<u64> {
         let last = self.last_free.load(Ordering::Acquire);
         (last > self.completed()).then_some(last)
     }
