@@ -56,12 +56,13 @@ fn a_hang_ends_with_its_guard_and_a_stall_with_an_abort() {
 
 #[test]
 fn a_fault_strikes_the_threads_of_its_name_only() {
-    let guard = at_call(FUNCTION)
+    let guard = at_call("ncclCommRevoke")
         .on_threads_named("a name that Linux cuts")
         .fail(6);
     let call = |name: &str| {
         let thread = std::thread::Builder::new().name(name.to_owned());
-        let called = thread.spawn(|| check_call(FUNCTION, &[], &|| false).map_err(Code::number));
+        let called =
+            thread.spawn(|| check_call("ncclCommRevoke", &[], &|| false).map_err(Code::number));
         called.unwrap().join().unwrap()
     };
     assert_eq!(
