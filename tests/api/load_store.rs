@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaStream, sys};
 use nccl::device_api::LoadStoreAllToAll;
-use nccl::{Communicator, ErrorKind, ReduceOp, World};
+use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
@@ -173,7 +173,7 @@ fn waits_in_vain(world: &World, timeout: Duration, other: impl FnOnce(&Communica
     let begun = Instant::now();
     let error = all_to_all.exchange(&x, &mut y)?.wait().unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(20), "{error:#}");
-    println!("vain: {error:#}");
+    println!("vain: {}", format!("{error:#}").replace('\n', " "));
     let again = all_to_all.exchange(&x, &mut y).unwrap_err();
     assert!(
         comm.state().is_final() || again.fault().is_some(),
@@ -406,6 +406,136 @@ fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
         } else {
             comm.finalize()?;
         }
+        Outcome::Ok(())
+    });
+}
+
+/// Rank 1 does not wait for the exchange in which the block of rank 2 is missing, and goes on to a collective.
+#[test]
+fn the_rank_whose_block_is_missing_is_the_culprit_on_all_ranks() {
+    if !support::needs_nvrtc() {
+        return;
+    }
+    ranks_as_processes(3, |world| {
+        let (stream, comm) = start(&world)?;
+        let comm = comm.within(Duration::from_secs(1));
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[3u8; 96])?;
+        let mut y = stream.alloc_zeros::<u8>(96)?;
+        let mut sum = stream.alloc_zeros::<f32>(4)?;
+        world.barrier("all have one")?;
+        let error = match comm.rank() {
+            0 => all_to_all.exchange(&x, &mut y)?.wait().unwrap_err(),
+            1 => {
+                drop(all_to_all.exchange(&x, &mut y)?);
+                let summed = comm.all_reduce_in_place(&mut sum, ReduceOp::Sum);
+                summed.and_then(|done| done.wait()).unwrap_err()
+            }
+            _ => {
+                let deadline = Instant::now() + Duration::from_secs(20);
+                while !comm.state().is_final() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                comm.barrier().unwrap_err()
+            }
+        };
+        let fault = error.fault().expect("a fault of the world");
+        assert_eq!(fault.culprit(), Some(2), "{error:#}");
+        assert!(fault.to_string().contains("all_to_all"), "{error:#}");
+        Outcome::Ok(())
+    });
+}
+
+/// No thread waits: only the watchdog can find it.
+#[test]
+fn an_exchange_that_fails_ends_the_communicator_although_nobody_waits() {
+    if !support::needs_nvrtc() {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let comm = comm.within(Duration::from_millis(500));
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[3u8; 128])?;
+        let mut y = stream.alloc_zeros::<u8>(128)?;
+        world.barrier("both have one")?;
+        if comm.rank() == 0 {
+            drop(all_to_all.exchange(&x, &mut y)?);
+        }
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !comm.state().is_final() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = comm.barrier().unwrap_err();
+        let culprit = error.fault().and_then(|fault| fault.culprit());
+        assert_eq!(culprit, Some(1), "{error:#}");
+        Outcome::Ok(())
+    });
+}
+
+/// The exchange begins only after the operation in front of it, which hangs.
+#[test]
+fn an_end_is_not_held_up_by_an_exchange_behind_an_operation_that_hangs() {
+    if !support::needs_nvrtc() {
+        return;
+    }
+    for mode in [LaunchMode::BlockingChild, LaunchMode::NonBlocking] {
+        for end in ["abort", "finalize", "drop"] {
+            ranks_as_processes(2, move |world| {
+                let stream = support::device(&world)?.new_stream()?;
+                let builder = world.communicator("direct").stream(&stream);
+                let comm = builder
+                    .with(|comm| {
+                        comm.launch_mode = Some(mode);
+                        comm.timeouts.finalize = Duration::from_secs(1);
+                    })
+                    .build()?;
+                let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+                let x = stream.clone_htod(&[3u8; 128])?;
+                let mut y = stream.alloc_zeros::<u8>(128)?;
+                let mut sum = stream.alloc_zeros::<f32>(4)?;
+                comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?.wait()?;
+                world.barrier("connected")?;
+                if comm.rank() == 0 {
+                    drop(comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?);
+                    drop(all_to_all.exchange(&x, &mut y)?);
+                    match end {
+                        "abort" => comm.abort("enough")?,
+                        "finalize" => drop(comm.finalize().unwrap_err()),
+                        _ => drop((comm, all_to_all)),
+                    }
+                    let event = stream.record_event(None)?;
+                    let deadline = Instant::now() + Duration::from_secs(20);
+                    while !event.is_complete() && Instant::now() < deadline {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    assert!(event.is_complete(), "{mode:?}, {end}");
+                    assert_eq!(nccl::stats().leaked_communicators, 0);
+                }
+                // The other rank has never entered it.
+                world.barrier("over")?;
+                Outcome::Ok(())
+            });
+        }
+    }
+}
+
+/// The drop of a window does not unmap it under a kernel of the program.
+#[test]
+fn a_window_that_is_held_outlives_its_drop() {
+    ranks_as_threads(1, |world| {
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("held").stream(&stream).build()?;
+        let window = comm.window::<u32>(4)?;
+        let address = window.peer_address(0)?.expect("its own");
+        let hold = comm.hold_windows()?;
+        drop(window);
+        std::thread::sleep(Duration::from_millis(300));
+        stream.context().bind_to_thread()?;
+        // SAFETY: an element of the window, which is held.
+        unsafe { nccl::cudarc::driver::result::memcpy_htod_sync(address, &[7u32]) }?;
+        hold.until(&stream)?;
+        comm.finalize()?;
         Outcome::Ok(())
     });
 }

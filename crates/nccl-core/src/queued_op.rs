@@ -125,6 +125,17 @@ impl QueuedOp {
         }
     }
 
+    /// Records the only operation of a call.
+    #[inline]
+    pub(crate) fn record(&self, writer: &mut Writer) {
+        let NextSlots { slots, tally } = writer.next_slots(1);
+        if let [slot] = slots {
+            slot.write(&self.descriptor, 0);
+        }
+        self.count_in(tally);
+        writer.publish_operations(1);
+    }
+
     /// Counts a collective.
     #[inline]
     fn count_in(&self, tally: &Tally) {
@@ -350,12 +361,7 @@ pub(crate) fn call(
     match batch.queued {
         [] => Ok(Progress::Done),
         [alone] if !batch.grouped => {
-            let NextSlots { slots, tally } = writer.next_slots(1);
-            if let [slot] = slots {
-                slot.write(&alone.descriptor, 0);
-            }
-            alone.count_in(tally);
-            writer.publish_operations(1);
+            alone.record(writer);
             alone.call(batch.collective_args.first(), calls)
         }
         _ => group(calls.library, || call_each(batch, calls, writer)),

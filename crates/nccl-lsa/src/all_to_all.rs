@@ -9,6 +9,8 @@ use lsa_protocol::{Layout, SLOT_ALIGNMENT, next_epoch};
 use nccl_base::operation::{OperationKind, Shape};
 use nccl_core::device_api::Team;
 use nccl_core::one_sided::Window;
+use nccl_core::op::Function;
+use nccl_core::queued_op::QueuedOp;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
@@ -16,7 +18,7 @@ use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::{IssueBuffers, failed_check};
 use crate::kernel::{Exchange, Kernel, unavailable};
-use crate::request::{LoadStoreRequest, failed};
+use crate::request::{Exchanged, LoadStoreRequest, SLACK, failed};
 
 /// An all-to-all of small messages by a kernel of this crate, which stores each block into the memory of its receiver
 /// and sets a flag there; made with [`LoadStoreAllToAll::new`]. An exchange does not call NCCL.
@@ -30,9 +32,9 @@ use crate::request::{LoadStoreRequest, failed};
 /// All ranks make the same number of exchanges, of blocks of the same size; a block of another size is not received, and is an
 /// error on its receiver. The kernel waits for the other ranks at
 /// most as long as the communicator's timeout for operations; then the exchange fails on the rank that waited, and
-/// later exchanges on its stream do nothing. When the program waits for the request, begins the next exchange or
-/// finalizes, it gets an error that names the rank whose block did not arrive or differs, and the communicator is aborted. An
-/// abort of the communicator ends running kernels before NCCL releases the windows.
+/// later exchanges on its stream do nothing. The communicator is aborted, also if the program does not wait for the request, and
+/// the error names the rank whose block did not arrive or differs. An abort of the communicator ends running kernels before
+/// NCCL releases the windows.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -174,9 +176,9 @@ impl LoadStoreAllToAll {
             data_type: Some(data_type),
             ..Shape::default()
         };
-        let describe = || {
+        let describe = |number| {
             comm.inner
-                .operation(OperationKind::AllToAll, shape, None, started)
+                .operation(OperationKind::AllToAll, shape, number, started)
         };
         let done = cuda_driver::new_event(comm.stream().context(), None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
@@ -207,10 +209,13 @@ impl LoadStoreAllToAll {
         };
         let kernel = &self.kernel;
         let stream = comm.stream();
-        comm.inner.compute(
+        let operation = QueuedOp::new(Function::AllToAll, 0, block, data_type, 0);
+        // The kernel ends by itself at its timeout, and knows whose block is missing: before the watchdog.
+        let patience = comm.timeout.saturating_add(SLACK);
+        let number = comm.inner.operate(
             &buffers,
-            OperationKind::AllToAll,
-            comm.timeout,
+            &operation,
+            (comm.timeout, patience),
             describe,
             || {
                 // SAFETY: the buffers are lent to the stream, as long as the exchange needs: checked above. The windows of the
@@ -227,6 +232,11 @@ impl LoadStoreAllToAll {
             Arc::clone(&self.kernel),
             done,
             epoch,
+            Exchanged {
+                number,
+                shape,
+                started,
+            },
         ))
     }
 

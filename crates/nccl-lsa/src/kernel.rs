@@ -16,7 +16,7 @@ use nccl_base::sync::Mutex;
 use crate::communicator::{PeerKernel, is_reached};
 use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, ErrorProperty, Result};
 
 /// The kernel of one rank, and the memory that host and device share.
 pub(crate) struct Kernel {
@@ -205,13 +205,16 @@ impl Kernel {
                 what: format!("the block of rank {rank} in an all-to-all by loads and stores"),
                 timeout: self.timeout,
             })),
-            Outcome::Differs(rank) => Some(Error::new(ErrorKind::InvalidConfig {
-                field: "x",
-                reason: format!(
-                    "in an all-to-all by loads and stores, the blocks of rank {rank} are larger or smaller than those of this rank; \
-                     all ranks have to exchange blocks of the same size"
-                ),
-            })),
+            Outcome::Differs(rank) => {
+                let error = Error::new(ErrorKind::InvalidConfig {
+                    field: "x",
+                    reason: format!(
+                        "in an all-to-all by loads and stores, the blocks of rank {rank} are larger or smaller than those of this \
+                         rank; all ranks have to exchange blocks of the same size"
+                    ),
+                });
+                Some(error.with_property(ErrorProperty::BetweenRanks))
+            }
             Outcome::Aborted => Some(aborted()),
         }
     }

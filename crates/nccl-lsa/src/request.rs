@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
+use nccl_base::operation::{Operation, OperationKind, Shape};
 use nccl_base::time::later;
 
 use crate::communicator::{Communicator, PeerKernel};
@@ -13,13 +14,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::{Kernel, aborted};
 
 /// How much longer than its own timeout a kernel may take to end, and how long a kernel may take to leave when told to.
-const SLACK: Duration = Duration::from_secs(1);
+pub(crate) const SLACK: Duration = Duration::from_secs(1);
 
 /// The pause between two checks of a kernel that takes long.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// An exchange in progress; returned by [`LoadStoreAllToAll::exchange`](crate::LoadStoreAllToAll::exchange). If it is
-/// dropped without a wait, the next exchange or [`Communicator::finalize`] reports its failure.
+/// dropped without a wait, its failure aborts the communicator all the same.
 ///
 /// ```
 /// # fn example(done: nccl::device_api::LoadStoreRequest) -> nccl::Result<()> {
@@ -32,7 +33,15 @@ pub struct LoadStoreRequest {
     kernel: Arc<Kernel>,
     done: CudaEvent,
     epoch: u32,
+    of: Exchanged,
     issued: Instant,
+}
+
+/// The operation of an exchange.
+pub(crate) struct Exchanged {
+    pub(crate) number: u64,
+    pub(crate) shape: Shape,
+    pub(crate) started: Instant,
 }
 
 /// Why a wait has ended.
@@ -53,12 +62,14 @@ impl LoadStoreRequest {
         kernel: Arc<Kernel>,
         done: CudaEvent,
         epoch: u32,
+        of: Exchanged,
     ) -> Self {
         Self {
             comm,
             kernel,
             done,
             epoch,
+            of,
             issued: Instant::now(),
         }
     }
@@ -97,10 +108,8 @@ impl LoadStoreRequest {
     /// # }
     /// ```
     pub fn wait(self) -> Result<()> {
-        let end = match self.wait_for_end() {
-            Ok(end) => end,
-            Err(error) => return Err(failed(&self.comm, error)),
-        };
+        let failed = |error: Error| failed(&self.comm, error.during(|| self.operation()));
+        let end = self.wait_for_end().map_err(failed)?;
         let error = match (end, self.kernel.error()) {
             (End::Over, None) => return Ok(()),
             (_, Some(error)) => error,
@@ -115,7 +124,17 @@ impl LoadStoreRequest {
                 timeout: self.comm.timeout,
             }),
         };
-        Err(failed(&self.comm, error))
+        Err(failed(error))
+    }
+
+    fn operation(&self) -> Operation {
+        let Exchanged {
+            number,
+            shape,
+            started,
+        } = self.of;
+        let inner = &self.comm.inner;
+        inner.operation(OperationKind::AllToAll, shape, Some(number), started)
     }
 
     fn wait_for_end(&self) -> Result<End> {

@@ -102,7 +102,11 @@ impl From<&Error> for Cause {
                 let root = RootCause::ProgramFailed {
                     reason: kind.to_string(),
                 };
-                (FaultClass::Failed, FaultRole::Initiating, root)
+                let role = match error.is(ErrorProperty::BetweenRanks) {
+                    true => FaultRole::Unknown,
+                    false => FaultRole::Initiating,
+                };
+                (FaultClass::Failed, role, root)
             }
         };
         let mut cause = Self {

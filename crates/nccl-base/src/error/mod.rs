@@ -86,6 +86,8 @@ pub enum ErrorProperty {
     /// A call that waits for no other rank did not return in time. A thread that polls ends its wait itself at the timeout,
     /// so a call that the watchdog still finds under way after that is inside NCCL.
     Inside,
+    /// The ranks do not fit together, and this rank cannot know which of them is to blame.
+    BetweenRanks,
 }
 
 impl Error {

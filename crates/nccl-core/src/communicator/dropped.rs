@@ -17,7 +17,7 @@ use crate::events;
 use crate::ffi;
 use crate::library::Library;
 use crate::peers::Supervisor;
-use crate::state::{State, retire};
+use crate::state::{FreeMethod, State, retire};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, Roster};
 
@@ -92,7 +92,10 @@ fn finalize_dropped(dropped: Dropped) {
         |raw| {
             let deadline = deadline_after(timeout);
             if !peer_kernels.wait(deadline, interrupted) {
-                return Err(NotIdle::TimedOut);
+                return Err(match interrupted() {
+                    true => NotIdle::Interrupted,
+                    false => NotIdle::TimedOut,
+                });
             }
             finalize_with(
                 &dropped.library,
@@ -110,6 +113,10 @@ fn finalize_dropped(dropped: Dropped) {
         },
         |way, raw| {
             peer_kernels.leave();
+            if let (FreeMethod::Abort, Some(abort_flag_parent)) = (way, abort_flag_parent) {
+                // A kernel may be queued behind an operation of NCCL's that hangs.
+                abort_flag_parent.raise();
+            }
             if !peer_kernels.wait(deadline_after(DROPPED), || false) {
                 let code = sys::ncclResult_t::ncclInProgress;
                 return Err(ffi::failure(&dropped.library, KERNEL, code));

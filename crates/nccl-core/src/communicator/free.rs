@@ -36,6 +36,11 @@ impl NcclSide for Arc<Inner> {
     }
 
     fn free(&self, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
+        if method == FreeMethod::Abort {
+            // A kernel may be queued behind an operation of NCCL's that hangs, and then ends only after that operation.
+            self.interrupt_calls();
+            self.interrupt_before_peer_kernels(raw);
+        }
         if !self.end_peer_kernels() {
             let code = sys::ncclResult_t::ncclInProgress;
             return Err(ffi::failure(&self.library, KERNEL, code))
@@ -67,6 +72,20 @@ impl Inner {
     /// Logs that NCCL refused to free the communicator.
     pub(super) fn log_not_freed(&self, failure: &NcclFailure) {
         events::not_freed(Some((&self.name, self.roster(), self.rank)), failure);
+    }
+
+    /// Ends the operations of NCCL behind which kernels are queued, if the communicator has no abort-flag parent for that: a
+    /// revoke ends them and keeps the windows.
+    fn interrupt_before_peer_kernels(&self, raw: RawComm) {
+        if self.has_blocking_calls || self.peer_kernels.are_over() {
+            return;
+        }
+        self.peer_kernels.leave();
+        let launch = self.shared_launch();
+        let _first = launch.as_ref().map(|launch| launch.0.lock());
+        // If NCCL has no revoke, or refuses, kernels that are queued behind such an operation do not end, and the
+        // communicator is leaked.
+        let _ = self.revoke_raw(raw);
     }
 
     /// Returns the launch, under way or unfinished, that the communicator shares with others; to be locked while the

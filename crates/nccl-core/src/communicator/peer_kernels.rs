@@ -43,11 +43,15 @@ impl PeerKernels {
         self.all().iter().for_each(|kernel| kernel.leave());
     }
 
+    /// Whether no kernel is under way.
+    pub(crate) fn are_over(&self) -> bool {
+        self.all().iter().all(|kernel| kernel.is_over())
+    }
+
     /// Waits until no kernel is under way; false at the deadline, or when interrupted.
     pub(super) fn wait(&self, deadline: Instant, interrupted: impl Fn() -> bool) -> bool {
-        let kernels = self.all();
         let mut backoff = Backoff::new();
-        while !kernels.iter().all(|kernel| kernel.is_over()) {
+        while !self.are_over() {
             if Instant::now() >= deadline || interrupted() {
                 return false;
             }
@@ -57,7 +61,7 @@ impl PeerKernels {
     }
 
     /// Returns the failure of a kernel that has failed.
-    pub(super) fn failure(&self) -> Option<Error> {
+    pub(crate) fn failure(&self) -> Option<Error> {
         self.all().iter().find_map(|kernel| kernel.failure())
     }
 

@@ -144,7 +144,7 @@ impl Inner {
         }
     }
 
-    fn revoke_raw(&self, raw: RawComm) -> Result<(), NotIdle> {
+    pub(super) fn revoke_raw(&self, raw: RawComm) -> Result<(), NotIdle> {
         const CALL: &str = "ncclCommRevoke";
         let library = &self.library;
         let Some(revoke) = library.api().ncclCommRevoke else {

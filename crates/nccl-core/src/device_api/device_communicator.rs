@@ -77,8 +77,8 @@ impl DeviceRequirements {
 /// [`nccl_sys::Version::HEADER`]; NCCL of that release and newer accepts kernels that were compiled with that header.
 ///
 /// The value keeps the communicator alive. Dropping it returns immediately; NCCL's allocations for it are freed in the
-/// background, after the work that is on the communicator's stream at the time of the drop. An abort also frees them, at any
-/// time, so kernels that use the value need a [hold](Communicator::hold_windows).
+/// background, after the work that is on the communicator's stream at the time of the drop, and when no
+/// [hold](Communicator::hold_windows) is left. An abort also frees them, at any time, so kernels that use the value need a hold.
 ///
 /// ```no_run
 /// # fn example(comm: &nccl::Communicator, kernel: &nccl::cudarc::driver::CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
@@ -301,11 +301,11 @@ struct Ending {
 
 impl DeferredDrop for Ending {
     fn poll(&mut self) -> DropPoll {
-        if !self.behind.is_over() {
+        let inner = &self.comm.inner;
+        if !self.behind.is_over() || !inner.peer_kernels.are_over() {
             self.comm.abort_if_overdue();
             return DropPoll::Wait;
         }
-        let inner = &self.comm.inner;
         let Some(guard) = inner.handle.try_lock() else {
             self.comm.abort_if_overdue();
             return DropPoll::Wait;

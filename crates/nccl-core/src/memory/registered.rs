@@ -364,10 +364,11 @@ impl<B: OwnedBuffer> DeferredRegistration<B> {
 
     /// Deregisters the buffer, if that is possible now.
     fn try_deregister(&mut self) -> ReleaseStep {
-        if !self.behind.is_over() {
+        let inner = &self.comm.inner;
+        let is_used = || matches!(self.handle.kind, Kind::Window) && !inner.peer_kernels.are_over();
+        if !self.behind.is_over() || is_used() {
             return ReleaseStep::Busy;
         }
-        let inner = &self.comm.inner;
         let Some(handle) = self.handle.handle else {
             return ReleaseStep::Deregistered;
         };

@@ -146,7 +146,13 @@ impl CommunicatorPoller {
             let handle = handle_of(&stream_poller.stream);
             // A mark that is reached after NCCL's abort flag was raised does not prove that the call was done.
             if !TemporaryHandle::of(inner)?.is_abort_flag_raised() {
-                match stream_poller.query_marks(now, &mut events, &track.identity.name) {
+                // Nor does one behind a kernel that has failed.
+                let is_void = || {
+                    let inner = TemporaryHandle::of(inner);
+                    inner.is_none_or(|inner| inner.peer_kernels.failure().is_some())
+                };
+                let name = &track.identity.name;
+                match stream_poller.query_marks(now, &mut events, name, is_void) {
                     Ok(false) => {}
                     Ok(true) => self.progress = Some(Instant::now()),
                     Err(error) => failed = failed.or(Some(error)),
@@ -193,6 +199,7 @@ impl CommunicatorPoller {
         });
         let streams = streams.collect();
         let nccl_failure = pending_call.and_then(|_| self.query_nccl(inner));
+        let failed = failed.or_else(|| TemporaryHandle::of(inner)?.peer_kernels.failure());
         let found = match (nccl_failure, failed, pending_call) {
             (Some(failure), ..) => Some(PollFinding::Failed(
                 failure.into(),
@@ -339,18 +346,21 @@ impl CommunicatorPoller {
 }
 
 impl StreamPoller {
-    /// Queries the marks. Returns whether another mark is reached.
+    /// Queries the marks. Returns whether another mark is reached. One that is reached while `is_void` proves nothing.
     fn query_marks(
         &mut self,
         now: Duration,
         events: &mut Vec<CudaEvent>,
         name: &Arc<str>,
+        is_void: impl Fn() -> bool,
     ) -> Result<bool, Error> {
         set_current_call(0);
         let _ = cuda_driver::bind(self.stream.context());
         let (mut any, mut failed) = (false, None);
         for put in std::mem::take(&mut self.marks) {
             match put.event.try_is_complete() {
+                // Asked only now: a kernel says that it has failed before it ends.
+                Ok(true) if is_void() => self.marks.push(put),
                 Ok(true) => {
                     any = true;
                     self.state.reached(put.mark.covers, now);
