@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::{CudaStream, sys};
 use nccl::device_api::LoadStoreAllToAll;
-use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, World};
+use nccl::{Communicator, ErrorKind, LaunchMode, ReduceOp, ResizeWay, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
@@ -510,14 +510,49 @@ fn an_end_is_not_held_up_by_an_exchange_behind_an_operation_that_hangs() {
                         std::thread::sleep(Duration::from_millis(5));
                     }
                     assert!(event.is_complete(), "{mode:?}, {end}");
-                    assert_eq!(nccl::stats().leaked_communicators, 0);
                 }
                 // The other rank has never entered it.
                 world.barrier("over")?;
+                drop(stream);
+                assert_eq!(nccl::stats().leaked_communicators, 0, "{mode:?}, {end}");
                 Outcome::Ok(())
             });
         }
     }
+}
+
+/// The kernel leaves, and NCCL's communicator is left for the shrink.
+#[test]
+fn a_revoke_during_an_exchange_is_no_abort() {
+    if !support::needs_nvrtc() {
+        return;
+    }
+    ranks_as_processes(3, |world| {
+        let stream = support::device(&world)?.new_stream()?;
+        let builder = world.communicator("direct").stream(&stream);
+        let comm = builder
+            .with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking))
+            .build()?;
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[3u8; 96])?;
+        let mut y = stream.alloc_zeros::<u8>(96)?;
+        world.barrier("both have one")?;
+        if comm.rank() == 0 {
+            drop(all_to_all.exchange(&x, &mut y)?);
+            comm.revoke("enough")?;
+        } else {
+            let deadline = Instant::now() + Duration::from_secs(15);
+            while !comm.state().is_final() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        if comm.rank() < 2 {
+            let shrunk = comm.shrink("both", &[2])?;
+            assert_eq!(shrunk.way, ResizeWay::Native, "{}", shrunk.way);
+            shrunk.communicator.finalize()?;
+        }
+        Outcome::Ok(())
+    });
 }
 
 /// The drop of a window does not unmap it under a kernel of the program.
@@ -530,12 +565,24 @@ fn a_window_that_is_held_outlives_its_drop() {
         let address = window.peer_address(0)?.expect("its own");
         let hold = comm.hold_windows()?;
         drop(window);
+        // Made later, so that it does not concern the window.
+        let later = comm.hold_windows()?;
         std::thread::sleep(Duration::from_millis(300));
         stream.context().bind_to_thread()?;
         // SAFETY: an element of the window, which is held.
-        unsafe { nccl::cudarc::driver::result::memcpy_htod_sync(address, &[7u32]) }?;
+        let write = || unsafe { nccl::cudarc::driver::result::memcpy_htod_sync(address, &[7u32]) };
+        write()?;
         hold.until(&stream)?;
-        comm.finalize()?;
+        if support::on_nvidias() {
+            drop(later);
+            return Outcome::Ok(comm.finalize()?);
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while write().is_ok() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(write().is_err(), "it is unmapped");
+        drop(later);
         Outcome::Ok(())
     });
 }

@@ -15,7 +15,7 @@ use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 use crate::op::{Descriptor, Function};
-use crate::recorder::{NextSlots, OperationSlot, Writer};
+use crate::recorder::{OperationSlot, Writer};
 use crate::stats::{Tally, Volume};
 use nccl_base::data_type::DataType;
 
@@ -125,15 +125,14 @@ impl QueuedOp {
         }
     }
 
-    /// Records the only operation of a call.
+    /// Records the only operation of a call. Returns the statistics for it.
     #[inline]
-    pub(crate) fn record(&self, writer: &mut Writer) {
-        let NextSlots { slots, tally } = writer.next_slots(1);
-        if let [slot] = slots {
+    pub(crate) fn record<'w>(&self, writer: &'w mut Writer) -> &'w Tally {
+        if let [slot] = writer.next_slots(1).slots {
             slot.write(&self.descriptor, 0);
         }
-        self.count_in(tally);
         writer.publish_operations(1);
+        writer.next_slots(0).tally
     }
 
     /// Counts a collective.
@@ -361,7 +360,7 @@ pub(crate) fn call(
     match batch.queued {
         [] => Ok(Progress::Done),
         [alone] if !batch.grouped => {
-            alone.record(writer);
+            alone.count_in(alone.record(writer));
             alone.call(batch.collective_args.first(), calls)
         }
         _ => group(calls.library, || call_each(batch, calls, writer)),

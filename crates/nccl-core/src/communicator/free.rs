@@ -17,6 +17,7 @@ use crate::ffi;
 use crate::library::Library;
 use crate::state::{FreeMethod, NcclSide};
 use crate::threads;
+use crate::time::deadline_after;
 
 /// Why NCCL is not called: it would unmap the windows that this kernel uses.
 pub(super) const KERNEL: &str = "a kernel that reaches the memory of other ranks, and is not over,";
@@ -36,12 +37,15 @@ impl NcclSide for Arc<Inner> {
     }
 
     fn free(&self, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
+        // The rest of the time is for NCCL. Divided first: without a timeout, a multiplication would overflow.
+        let deadline = deadline_after(self.timeouts.abort / 4 * 3);
+        let mut is_revoked = false;
         if method == FreeMethod::Abort {
             // A kernel may be queued behind an operation of NCCL's that hangs, and then ends only after that operation.
             self.interrupt_calls();
-            self.interrupt_before_peer_kernels(raw);
+            is_revoked = self.revoke_before_peer_kernels(raw);
         }
-        if !self.end_peer_kernels() {
+        if !self.end_peer_kernels(deadline) {
             let code = sys::ncclResult_t::ncclInProgress;
             return Err(ffi::failure(&self.library, KERNEL, code))
                 .inspect_err(|failure| self.log_not_freed(failure));
@@ -54,7 +58,7 @@ impl NcclSide for Arc<Inner> {
         }
         let launch = self.shared_launch();
         let _first = launch.as_ref().map(|launch| launch.0.lock());
-        if method == FreeMethod::Abort && self.revoke_instead(raw) {
+        if method == FreeMethod::Abort && self.revoke_instead(raw, is_revoked) {
             // NCCL has released all borrowed memory, and keeps the communicator.
             return Ok(());
         }
@@ -75,17 +79,17 @@ impl Inner {
     }
 
     /// Ends the operations of NCCL behind which kernels are queued, if the communicator has no abort-flag parent for that: a
-    /// revoke ends them and keeps the windows.
-    fn interrupt_before_peer_kernels(&self, raw: RawComm) {
+    /// revoke ends them and keeps the windows. Returns whether NCCL has revoked the communicator. If it has no revoke, or
+    /// refuses, kernels that are queued behind such an operation do not end, and the communicator is leaked.
+    fn revoke_before_peer_kernels(&self, raw: RawComm) -> bool {
         if self.has_blocking_calls || self.peer_kernels.are_over() {
-            return;
+            return false;
         }
         self.peer_kernels.leave();
         let launch = self.shared_launch();
         let _first = launch.as_ref().map(|launch| launch.0.lock());
-        // If NCCL has no revoke, or refuses, kernels that are queued behind such an operation do not end, and the
-        // communicator is leaked.
-        let _ = self.revoke_raw(raw);
+        let deadline = deadline_after(self.timeouts.abort / 4);
+        self.revoke_raw(raw, deadline).is_ok()
     }
 
     /// Returns the launch, under way or unfinished, that the communicator shares with others; to be locked while the

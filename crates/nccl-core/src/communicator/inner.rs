@@ -25,7 +25,6 @@ use crate::recorder::{Identity, TrackHandle};
 use crate::state::{Lifecycle, State};
 use crate::stats::CounterHandle;
 use crate::sync::Mutex;
-use crate::time::deadline_after;
 use nccl_base::fault::Roster;
 
 #[doc(hidden)]
@@ -263,11 +262,9 @@ impl Inner {
         self.timeouts.queue_timeout()
     }
 
-    /// Tells kernels to leave, and waits for them for three quarters of the abort timeout; the rest is for NCCL.
-    pub(super) fn end_peer_kernels(&self) -> bool {
+    /// Tells kernels to leave, and waits for them until `deadline`.
+    pub(super) fn end_peer_kernels(&self, deadline: Instant) -> bool {
         self.peer_kernels.leave();
-        // Divided first: without a timeout, a multiplication would overflow.
-        let patience = self.timeouts.abort / 4 * 3;
-        self.peer_kernels.wait(deadline_after(patience), || false)
+        self.peer_kernels.wait(deadline, || false)
     }
 }

@@ -57,7 +57,7 @@ pub use launch_mode::LaunchMode;
 pub use lifecycle::{end_failed, leak_failed};
 #[doc(hidden)]
 pub use peer_kernels::PeerKernel;
-pub(crate) use peer_kernels::PeerKernels;
+pub(crate) use peer_kernels::{Holds, PeerKernels};
 pub use public::Communicator;
 pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{

@@ -103,13 +103,18 @@ impl Inner {
         *self.revocation.kept.lock()
     }
 
-    /// Revokes `raw` instead of aborting it, if all ranks only want a revoke; returns whether that was done. Runs on a thread
-    /// that may be given up.
-    pub(super) fn revoke_instead(&self, raw: RawComm) -> bool {
+    /// Revokes `raw` instead of aborting it, unless it is revoked already, if all ranks only want a revoke; returns whether that
+    /// was done. Runs on a thread that may be given up.
+    pub(super) fn revoke_instead(&self, raw: RawComm, is_revoked: bool) -> bool {
         if self.has_blocking_calls || !self.is_to_be_revoked() {
             return false;
         }
-        match self.revoke_raw(raw) {
+        // NCCL refuses a second revoke.
+        let revoked = match is_revoked {
+            true => Ok(()),
+            false => self.revoke_raw(raw, deadline_after(self.timeouts.abort)),
+        };
+        match revoked {
             Ok(()) => {
                 *self.revocation.kept.lock() = Some(raw);
                 true
@@ -144,7 +149,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn revoke_raw(&self, raw: RawComm) -> Result<(), NotIdle> {
+    pub(super) fn revoke_raw(&self, raw: RawComm, deadline: Instant) -> Result<(), NotIdle> {
         const CALL: &str = "ncclCommRevoke";
         let library = &self.library;
         let Some(revoke) = library.api().ncclCommRevoke else {
@@ -158,13 +163,7 @@ impl Inner {
         // SAFETY: `raw` was taken out of its handle by the only caller that ends it, so no other call uses it.
         let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
         ffi::check(library, CALL, code).map_err(NotIdle::Failed)?;
-        wait_until_idle(
-            library,
-            raw,
-            CALL,
-            deadline_after(self.timeouts.abort),
-            || false,
-        )
+        wait_until_idle(library, raw, CALL, deadline, || false)
     }
 
     /// Aborts a revoked communicator that NCCL does not shrink any more.

@@ -65,6 +65,10 @@ impl PeerKernel for Hold {
     fn failure(&self) -> Option<Error> {
         None
     }
+
+    fn is_hold(&self) -> bool {
+        true
+    }
 }
 
 /// Whether an event was reached, or its context is lost, so that nothing runs there any more.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaEvent, DeviceRepr};
 use nccl_sys as sys;
 
-use crate::communicator::{Communicator, KeepAlive};
+use crate::communicator::{Communicator, Holds, KeepAlive};
 use crate::config;
 use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
@@ -77,8 +77,9 @@ impl DeviceRequirements {
 /// [`nccl_sys::Version::HEADER`]; NCCL of that release and newer accepts kernels that were compiled with that header.
 ///
 /// The value keeps the communicator alive. Dropping it returns immediately; NCCL's allocations for it are freed in the
-/// background, after the work that is on the communicator's stream at the time of the drop, and when no
-/// [hold](Communicator::hold_windows) is left. An abort also frees them, at any time, so kernels that use the value need a hold.
+/// background, after the work that is on the communicator's stream at the time of the drop, and after the
+/// [holds](Communicator::hold_windows) of that time. An abort also frees them, at any time, so kernels that use the value need
+/// a hold.
 ///
 /// ```no_run
 /// # fn example(comm: &nccl::Communicator, kernel: &nccl::cudarc::driver::CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
@@ -297,15 +298,16 @@ struct Ending {
     argument: Box<DeviceArgument>,
     comm: KeepAlive,
     behind: StreamPoint,
+    holds: Holds,
 }
 
 impl DeferredDrop for Ending {
     fn poll(&mut self) -> DropPoll {
-        let inner = &self.comm.inner;
-        if !self.behind.is_over() || !inner.peer_kernels.are_over() {
+        if !self.behind.is_over() || !self.holds.are_over() {
             self.comm.abort_if_overdue();
             return DropPoll::Wait;
         }
+        let inner = &self.comm.inner;
         let Some(guard) = inner.handle.try_lock() else {
             self.comm.abort_if_overdue();
             return DropPoll::Wait;
@@ -357,11 +359,14 @@ impl Drop for DeviceCommunicator {
             )
         };
         let behind = StreamPoint::new(Arc::clone(comm.stream()), last);
+        let holds = comm.inner.peer_kernels.holds();
+        let patience = holds.patience();
         let ending = Ending {
             argument,
             comm,
             behind,
+            holds,
         };
-        drop_queue::defer(Box::new(ending), drop_queue::TIMEOUT);
+        drop_queue::defer(Box::new(ending), patience);
     }
 }

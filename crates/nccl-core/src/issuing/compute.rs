@@ -76,7 +76,8 @@ impl Inner {
             let recorder = &mut handle.recorder;
             let started = Instant::now();
             let ticket = recorder.begin(sequence, kind, started, buffers.on, patience, 1);
-            operation.record(recorder);
+            // Not counted among NCCL's operations, of which the first one connects the ranks.
+            let _ = operation.record(recorder);
             if ticket.is_reach_due {
                 recorder.note_reach(ticket);
             }

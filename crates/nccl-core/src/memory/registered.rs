@@ -12,7 +12,7 @@ use nccl_sys as sys;
 
 use super::owned::{OwnedBuffer, sealed};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Backoff, Communicator, KeepAlive, check_buffer_context};
+use crate::communicator::{Backoff, Communicator, Holds, KeepAlive, check_buffer_context};
 use crate::cuda_driver;
 use crate::detached_call::NoResult;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
@@ -240,7 +240,8 @@ impl<B: OwnedBuffer> Registered<B> {
     /// Waits for the work on the buffer's stream, deregisters, and returns the buffer.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when the work on the stream does not end within the communicator's timeout
+    /// [`ErrorKind::TimedOut`] when the work on the stream, or for a window also what
+    /// [holds](Communicator::hold_windows) it, does not end within the communicator's timeout
     /// for operations. [`ErrorKind::Nccl`] when NCCL does not release the buffer, and [`ErrorKind::Aborted`] when the
     /// communicator was leaked and may still use the buffer. In these cases the buffer is not returned; it is freed
     /// once it is known to be unused, or leaked.
@@ -288,7 +289,8 @@ impl<B: OwnedBuffer> Registered<B> {
                 if let NoResult::NoThread(_) = not_back
                     && let Some(deferred) = deferred.lock().take()
                 {
-                    drop_queue::defer(Box::new(deferred), drop_queue::TIMEOUT);
+                    let patience = deferred.holds.patience();
+                    drop_queue::defer(Box::new(deferred), patience);
                 }
                 let error = not_back.into_error(call, timeout);
                 if error.is_timeout() {
@@ -316,11 +318,16 @@ impl<B: OwnedBuffer> Registered<B> {
             )
         };
         let behind = StreamPoint::new(Arc::clone(buffer.stream()), last);
+        let holds = match self.handle.kind {
+            Kind::Local => Holds::default(),
+            Kind::Window => comm.inner.peer_kernels.holds(),
+        };
         DeferredRegistration {
             buffer: ManuallyDrop::new(buffer),
             handle: self.handle,
             comm,
             behind,
+            holds,
         }
     }
 }
@@ -331,6 +338,8 @@ struct DeferredRegistration<B: OwnedBuffer> {
     handle: Registration,
     comm: KeepAlive,
     behind: StreamPoint,
+    /// Of a window: what may use it on other streams.
+    holds: Holds,
 }
 
 enum ReleaseStep {
@@ -352,7 +361,8 @@ impl<B: OwnedBuffer> DeferredRegistration<B> {
                 }
                 ReleaseStep::Busy if Instant::now() < deadline => backoff.pause(),
                 ReleaseStep::Busy => {
-                    drop_queue::defer(Box::new(self), drop_queue::TIMEOUT);
+                    let patience = self.holds.patience();
+                    drop_queue::defer(Box::new(self), patience);
                     return Err(Error::new(ErrorKind::TimedOut {
                         what: String::from("the work that uses a registered buffer"),
                         timeout,
@@ -364,11 +374,10 @@ impl<B: OwnedBuffer> DeferredRegistration<B> {
 
     /// Deregisters the buffer, if that is possible now.
     fn try_deregister(&mut self) -> ReleaseStep {
-        let inner = &self.comm.inner;
-        let is_used = || matches!(self.handle.kind, Kind::Window) && !inner.peer_kernels.are_over();
-        if !self.behind.is_over() || is_used() {
+        if !self.behind.is_over() || !self.holds.are_over() {
             return ReleaseStep::Busy;
         }
+        let inner = &self.comm.inner;
         let Some(handle) = self.handle.handle else {
             return ReleaseStep::Deregistered;
         };
@@ -440,7 +449,8 @@ impl<B: OwnedBuffer> Drop for Registered<B> {
     fn drop(&mut self) {
         if !drop_queue::is_closed() {
             let deferred = self.take_deferred();
-            drop_queue::defer(Box::new(deferred), drop_queue::TIMEOUT);
+            let patience = deferred.holds.patience();
+            drop_queue::defer(Box::new(deferred), patience);
         }
     }
 }

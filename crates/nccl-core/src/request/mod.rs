@@ -287,6 +287,11 @@ impl Request {
         if done && self.inner.is_abort_flag_raised() {
             return Ok(false);
         }
+        // Behind a kernel that has failed, the operation may have used wrong data.
+        if let Some(error) = self.inner.peer_kernels.failure().filter(|_| done) {
+            self.inner.abort_in_background(&error);
+            return self.ended();
+        }
         if done {
             let stream = self.stream();
             self.inner.track_handle.track().done(stream, self.sequence);
