@@ -395,17 +395,21 @@ mod tests {
         let relative = Path::new(&up).join(path.strip_prefix("/").unwrap());
         let builder = Fleet::builder(1).with(|fleet| {
             fleet.observe = false;
+            fleet.output = Output::Discard;
             fleet.secret_file = Some(relative.join("secret"));
             fleet.nccl_debug = Some(relative.clone());
             fleet.record_dir = Some(relative.clone());
             fleet.rendezvous = Some(format!("unix:{}", relative.join("world").display()));
         });
         std::fs::write(path.join("secret"), "x".repeat(32)).unwrap();
-        let fleet = builder.start(|_| {
+        // Deeper than this one, so that the relative paths lead elsewhere.
+        let other = path.join("deep/".repeat(here.components().count()));
+        std::fs::create_dir_all(&other).unwrap();
+        let fleet = builder.start(move |_| {
             let mut command = Command::new("sh");
             let text = r#": > "$NCCL_DEBUG_FILE"; [ -s "$NCCL_RUN_SECRET_FILE" ] && : > "$NCCL_RUN_RECORD_DIR/record" \
                 && : > "${NCCL_RUN_RENDEZVOUS#unix:}""#;
-            command.args(["-c", text]).current_dir("/");
+            command.args(["-c", text]).current_dir(&other);
             command
         });
         let report = fleet.unwrap().wait();
