@@ -247,9 +247,11 @@ pub mod launch {
         Event, Events, Exit, Fleet, FleetBuilder, Line, OomKill, Output, RankEnd, Report, Stream,
     };
 
-    /// For `nccl-run`.
+    /// For `nccl-run`, and for programs that start ranks as it does.
     #[doc(hidden)]
-    pub use nccl_base::bounded_write::write_within;
+    pub use nccl_base::{bounded_write::write_within, sanitize};
+    #[doc(hidden)]
+    pub use nccl_control::find_wrong_address;
 }
 #[cfg(all(feature = "metrics", feature = "world"))]
 mod kernel_metrics;

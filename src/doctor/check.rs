@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::host::{findings as host_findings, of_stuck_call};
 use super::local::{Local, device};
 use super::options::CheckOptions;
-use super::{code, could_not, show};
+use super::{code, complain, could_not, show};
 use crate::report;
 use crate::spawn::Launcher;
 
@@ -118,7 +118,7 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
     entries.insert(0, Finding::error("world", error.to_string()).fix(fix));
     sort(&mut entries);
     if rank > 0 {
-        eprintln!("nccl-doctor: rank {rank} of {ranks}: {error}");
+        complain(&format!("rank {rank} of {ranks}: {error}"));
         return ExitCode::from(code(Severity::Error));
     }
     let facts = json!({"kind": "world", "emulator": options.emulator, "ranks": ranks});

@@ -49,8 +49,13 @@ pub fn main() -> ExitCode {
 }
 
 fn could_not(why: &str) -> ExitCode {
-    eprintln!("nccl-doctor: {}", clean(why));
+    complain(&clean(why));
     ExitCode::from(COULD_NOT_CHECK)
+}
+
+/// Prints to standard error, which may have no reader.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "nccl-doctor: {text}");
 }
 
 /// Prints to standard output. A failure is reported by the exit code alone: the reader has closed the pipe.

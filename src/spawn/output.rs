@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nccl::launch::{Line, Stream};
+use nccl::launch::{Line, Stream, sanitize};
 use parking_lot::Mutex;
 
 /// Where the ranks' output goes.
@@ -68,6 +68,7 @@ impl Printed {
             // Shown by overwriting, so only on a terminal; an empty line removes it.
             if is_forwarded && io::stderr().is_terminal() {
                 let mut shown = self.progress_shown.lock();
+                let progress = sanitize::line(progress.as_bytes());
                 let _ = write!(io::stderr().lock(), "{CLEAR_LINE}{progress}");
                 *shown = !progress.is_empty();
             }
@@ -95,8 +96,14 @@ impl Printed {
                 self.closed.store(true, Ordering::Release);
             }
         } else {
+            let mut stderr = io::stderr().lock();
+            // Control sequences of a rank cannot overwrite the prefix on a terminal.
+            let text = match stderr.is_terminal() {
+                true => sanitize::line(line.bytes).into(),
+                false => text,
+            };
             // A standard error without a reader is no reason to stop.
-            let _ = writeln!(io::stderr().lock(), "[rank {}] {text}", line.rank);
+            let _ = writeln!(stderr, "[rank {}] {text}", line.rank);
         }
     }
 

@@ -67,8 +67,15 @@ impl fmt::Display for Address {
     }
 }
 
+/// Returns the first address of a list that no rank could parse.
+#[doc(hidden)]
+pub fn find_wrong_address(list: &str) -> Option<&str> {
+    split(list).find(|one| Address::parse(one).is_none())
+}
+
 /// Splits a list of addresses: a comma is a separator only if the following text begins like an address.
-pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
+#[doc(hidden)]
+pub fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let list = rest?;

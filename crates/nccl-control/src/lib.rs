@@ -103,6 +103,8 @@ mod world_view;
 mod tests;
 
 // Shared with the preflight checks and the log checks.
+#[doc(hidden)]
+pub use address::{find_wrong_address, split as split_addresses};
 pub use application::{Application, ClockReading, FaultListener, RankRecorder, set_application};
 pub use discovery::Discovery;
 pub use inbox::Notice;

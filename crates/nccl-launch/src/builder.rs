@@ -1,6 +1,7 @@
 //! The settings of a fleet.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::watcher::FleetPlan;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::nccl_interface::nccl_variables_for;
-use nccl_control::{Secret, limits};
+use nccl_control::{Secret, limits, split_addresses};
 
 /// What to start, and how: the fields are the settings.
 ///
@@ -171,7 +172,7 @@ impl FleetBuilder {
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) names the rank that cannot be started, the program, and
-    /// why; or the contradictory setting.
+    /// why; or the contradictory setting. A panic of `command` is such an error as well.
     ///
     /// ```
     /// use std::process::Command;
@@ -229,7 +230,7 @@ impl FleetBuilder {
                     path.display()
                 )));
             }
-            (None, Some(path)) => Some(path.clone()),
+            (None, Some(path)) => Some(absolute(path)?),
             (Some(secret), None) => {
                 let secret = secret.bytes();
                 limits::secret("the ranks' secret", secret).map_err(Error::launch)?;
@@ -246,13 +247,12 @@ impl FleetBuilder {
             let what = format!("making the directory {}", made.display());
             std::fs::create_dir_all(made).map_err(Error::io(what))?;
         }
-        // The path must be absolute because a rank may change its working directory.
-        let record_dir = self.record_dir.map(std::path::absolute).transpose();
-        let record_dir = record_dir.map_err(Error::io("finding the directory of recordings"))?;
+        let nccl_debug = self.nccl_debug.as_deref().map(absolute).transpose()?;
+        let record_dir = self.record_dir.as_deref().map(absolute).transpose()?;
         let rendezvous = match self.rendezvous {
-            Some(address) => address.into(),
+            Some(addresses) => with_absolute_paths(&addresses)?,
             None => {
-                let mut address = std::ffi::OsString::from("unix:");
+                let mut address = OsString::from("unix:");
                 address.push(directory.path().join("world"));
                 address
             }
@@ -275,7 +275,7 @@ impl FleetBuilder {
                 secret_file,
                 interface: self.interface,
                 nccl_interface,
-                nccl_debug: self.nccl_debug,
+                nccl_debug,
                 record_dir,
                 devices: self.one_device_each,
                 observe: self.observe,
@@ -298,6 +298,30 @@ impl FleetBuilder {
 
 fn is_tcp(address: &str) -> bool {
     address.starts_with("tcp:")
+}
+
+/// Returns the absolute form of a path for the ranks, which may have another working directory.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    let what = || format!("finding the path {}", path.display());
+    std::path::absolute(path).map_err(|error| Error::io(what())(error))
+}
+
+/// Makes the paths of Unix sockets in a list of addresses [`absolute`].
+fn with_absolute_paths(addresses: &str) -> Result<OsString> {
+    let mut list = OsString::new();
+    for address in split_addresses(addresses) {
+        if !list.is_empty() {
+            list.push(",");
+        }
+        match address.strip_prefix("unix:") {
+            Some(path) if !path.is_empty() && !path.starts_with('@') => {
+                list.push("unix:");
+                list.push(absolute(path.as_ref())?);
+            }
+            _ => list.push(address),
+        }
+    }
+    Ok(list)
 }
 
 #[cfg(test)]
@@ -361,6 +385,46 @@ mod tests {
         });
         let text = refused(both);
         assert!(text.contains("leave one"), "{text}");
+    }
+
+    #[test]
+    fn paths_lead_to_the_same_files_in_every_working_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let (here, path) = (std::env::current_dir().unwrap(), directory.path());
+        let up = "../".repeat(here.components().count() - 1);
+        let relative = Path::new(&up).join(path.strip_prefix("/").unwrap());
+        let builder = Fleet::builder(1).with(|fleet| {
+            fleet.observe = false;
+            fleet.output = Output::Discard;
+            fleet.secret_file = Some(relative.join("secret"));
+            fleet.nccl_debug = Some(relative.clone());
+            fleet.record_dir = Some(relative.clone());
+            fleet.rendezvous = Some(format!("unix:{}", relative.join("world").display()));
+        });
+        std::fs::write(path.join("secret"), "x".repeat(32)).unwrap();
+        // Deeper than this one, so that the relative paths lead elsewhere.
+        let other = path.join("deep/".repeat(here.components().count()));
+        std::fs::create_dir_all(&other).unwrap();
+        let fleet = builder.start(move |_| {
+            let mut command = Command::new("sh");
+            let text = r#": > "$NCCL_DEBUG_FILE"; [ -s "$NCCL_RUN_SECRET_FILE" ] && : > "$NCCL_RUN_RECORD_DIR/record" \
+                && : > "${NCCL_RUN_RENDEZVOUS#unix:}""#;
+            command.args(["-c", text]).current_dir(&other);
+            command
+        });
+        let report = fleet.unwrap().wait();
+        assert!(report.is_success(), "{report}");
+        for file in ["nccl.rank-0.log", "record", "world"] {
+            assert!(path.join(file).exists(), "{file}");
+        }
+    }
+
+    #[test]
+    fn only_paths_of_a_list_of_addresses_are_made_absolute() {
+        let here = std::env::current_dir().unwrap();
+        let list = with_absolute_paths("unix:a,b,tcp:h:1-2,unix:@c,unix:/d").unwrap();
+        let expected = format!("unix:{}/a,b,tcp:h:1-2,unix:@c,unix:/d", here.display());
+        assert_eq!(list, expected.as_str());
     }
 
     #[test]

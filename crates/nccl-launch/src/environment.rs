@@ -104,8 +104,12 @@ impl Environment {
 /// Creates a directory that only this user can enter, for the sockets and the secret of a fleet. A socket address holds
 /// about a hundred bytes, so the path of the temporary directory must be short.
 pub(super) fn private_directory() -> io::Result<TempDir> {
-    let fits = |path: &PathBuf| path.as_os_str().len() <= 60;
-    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    private_directory_in(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from))
+}
+
+fn private_directory_in(named: Option<PathBuf>) -> io::Result<TempDir> {
+    // A path that is not absolute is invalid according to the specification of the variable.
+    let fits = |path: &PathBuf| path.is_absolute() && path.as_os_str().len() <= 60;
     let places = [named, Some(std::env::temp_dir()), Some("/tmp".into())];
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for place in places.into_iter().flatten().filter(fits) {
@@ -225,6 +229,15 @@ mod tests {
             Some("1")
         );
         assert_eq!(get(None, "NCCL_RUN_RESTARTED"), None);
+    }
+
+    #[test]
+    fn the_private_directory_is_not_in_the_working_directory() {
+        for named in ["", ".", "relative"] {
+            let directory = private_directory_in(Some(named.into())).unwrap();
+            let here = std::env::current_dir().unwrap();
+            assert!(!directory.path().starts_with(here), "{directory:?}");
+        }
     }
 
     #[test]

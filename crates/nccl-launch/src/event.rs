@@ -52,7 +52,8 @@ pub enum Event {
         error: Arc<io::Error>,
     },
     /// The ranks' output on this stream could not be written to the same stream of this process, for example on a full
-    /// disk. The rest of it is lost, and the ranks continue.
+    /// disk, or the function of [`Output::Lines`](super::Output::Lines) has panicked. The rest of it is lost, and the ranks
+    /// continue.
     OutputCut {
         /// Which stream.
         stream: Stream,
@@ -102,9 +103,9 @@ pub(super) struct Published {
 }
 
 impl Published {
-    /// Whether a rank failed without being asked to end, or the fleet was asked to end.
-    pub(super) fn has_failed(&self) -> bool {
-        !self.failures.is_empty() || self.interrupted.is_some()
+    /// Whether a report is due: a rank failed without being asked to end, or the fleet was told to end.
+    pub(super) fn is_report_due(&self) -> bool {
+        !self.failures.is_empty() || self.interrupted.is_some() || self.unreported_stop
     }
 }
 

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::Pid;
 
@@ -44,6 +45,8 @@ const LEAVE: Duration = Duration::from_secs(2);
 pub(super) struct Keeper {
     child: Child,
     socket: OwnedFd,
+    /// Whether a message may have been lost, because the socket was full: it needs all groups again.
+    is_behind: bool,
 }
 
 impl Keeper {
@@ -75,6 +78,7 @@ impl Keeper {
         Ok(Self {
             child,
             socket: ours,
+            is_behind: false,
         })
     }
 
@@ -83,30 +87,46 @@ impl Keeper {
         Ok(rustix::io::fcntl_dupfd_cloexec(&self.socket, 0)?)
     }
 
-    /// Adds a group that was started before this keeper.
-    pub(super) fn remember(&self, group: Pid) {
-        let line = format!("+ {}\n", group.as_raw_nonzero());
-        let _ = send(self.socket.as_fd(), line.as_bytes());
+    /// Checks whether the socket has room for the report of a rank that is about to be started, which cannot tell this
+    /// process that there was none.
+    pub(super) fn check_room(&mut self) {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let has_room = rustix::event::poll(&mut polled, Some(&Timespec::default()));
+        self.is_behind |= has_room != Ok(1);
     }
 
     pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Removes a group that has ended: it is empty, or was killed.
-    pub(super) fn forget(&self, group: Pid) {
+    /// Removes a group that has ended: it is empty, or was killed. `left` are the remaining ones.
+    pub(super) fn forget(&mut self, group: Pid, left: impl Iterator<Item = Pid>) {
+        if self.is_behind {
+            return self.remember_only(left);
+        }
         let line = format!("- {}\n", group.as_raw_nonzero());
-        // The loss of a keeper has been reported already.
-        let _ = send(self.socket.as_fd(), line.as_bytes());
+        self.send(&line);
+    }
+
+    /// Sends all groups again if a message may have been lost.
+    pub(super) fn catch_up(&mut self, groups: impl Iterator<Item = Pid>) {
+        if self.is_behind {
+            self.remember_only(groups);
+        }
     }
 
     /// Replaces all groups by these.
-    pub(super) fn remember_only(&self, groups: impl Iterator<Item = Pid>) {
+    pub(super) fn remember_only(&mut self, groups: impl Iterator<Item = Pid>) {
         let groups: Vec<String> = groups
             .map(|group| group.as_raw_nonzero().to_string())
             .collect();
         let line = format!("= {}\n", groups.join(" "));
-        let _ = send(self.socket.as_fd(), line.as_bytes());
+        self.send(&line);
+    }
+
+    fn send(&mut self, line: &str) {
+        // A lost keeper is replaced at the next start of a rank.
+        self.is_behind = send(self.socket.as_fd(), line.as_bytes()).is_err();
     }
 
     /// Whether the keeper runs.
@@ -137,8 +157,8 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reports that this process leads a group that is to be killed. Called between fork and exec: makes system calls only,
-/// and allocates no memory.
+/// Reports that this process leads a group that is to be killed. If the socket is full, the fleet does that later
+/// ([`Keeper::catch_up`]). Called between fork and exec: makes system calls only, and allocates no memory.
 pub(super) fn report_started(report_socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut line = *b"+ 0000000000\n";
     let mut pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -151,7 +171,10 @@ pub(super) fn report_started(report_socket: BorrowedFd<'_>) -> io::Result<()> {
     // The shell keeps the number as text, so the line starts after the leading zeros.
     line[at] = b' ';
     line[at - 1] = b'+';
-    send(report_socket, &line[at - 1..])
+    match send(report_socket, &line[at - 1..]) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        sent => sent,
+    }
 }
 
 #[cfg(test)]
@@ -169,11 +192,14 @@ mod tests {
         let [kept, forgotten, late] = children
             .each_ref()
             .map(|child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap());
-        let keeper = Keeper::start(directory.path()).unwrap();
-        keeper.remember(forgotten);
-        keeper.remember(kept);
+        let mut keeper = Keeper::start(directory.path()).unwrap();
+        let remember = |keeper: &mut Keeper, group: Pid| {
+            keeper.send(&format!("+ {}\n", group.as_raw_nonzero()));
+        };
+        remember(&mut keeper, forgotten);
+        remember(&mut keeper, kept);
         keeper.remember_only([kept].into_iter());
-        keeper.remember(late);
+        remember(&mut keeper, late);
         // As when this process is killed.
         rustix::net::shutdown(&keeper.socket, rustix::net::Shutdown::Both).unwrap();
         for killed in [0, 2] {
@@ -183,5 +209,49 @@ mod tests {
         assert!(children[1].try_wait().unwrap().is_none());
         children[1].kill().unwrap();
         children[1].wait().unwrap();
+    }
+
+    #[test]
+    fn a_keeper_that_reads_nothing_for_a_while_gets_all_groups_again() {
+        const LATE: &str = r#"
+            while ! [ -e "$1/go" ]; do sleep 0.01; done
+            while read -r line && [ "$line" != bye ]; do echo "$line" > "$1/last"; done
+        "#;
+        let directory = tempfile::tempdir().unwrap();
+        let [gone, left] = [11, 22].map(|pid| Pid::from_raw(pid).unwrap());
+        let mut keeper = Keeper::run(LATE, directory.path()).unwrap();
+        let mut sent = 0;
+        while !keeper.is_behind {
+            keeper.forget(gone, std::iter::empty());
+            sent += 1;
+            assert!(sent < 1_000_000, "the socket is never full");
+        }
+        // A rank can be started nevertheless.
+        report_started(keeper.report_socket().unwrap().as_fd()).unwrap();
+        std::fs::write(directory.path().join("go"), "").unwrap();
+        let begun = Instant::now();
+        while keeper.is_behind {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "it does not catch up"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+            keeper.catch_up([left].into_iter());
+        }
+        drop(keeper);
+        let last = std::fs::read_to_string(directory.path().join("last")).unwrap();
+        assert_eq!(last, "= 22\n");
+    }
+
+    #[test]
+    fn a_report_that_may_not_fit_is_repeated() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::run("exec sleep 60", directory.path()).unwrap();
+        keeper.check_room();
+        assert!(!keeper.is_behind);
+        while send(keeper.socket.as_fd(), b"+ 1\n").is_ok() {}
+        keeper.check_room();
+        assert!(keeper.is_behind);
+        let _ = keeper.child.kill();
     }
 }

@@ -72,7 +72,7 @@ pub enum Output {
     /// Discarded.
     Discard,
     /// To a function, line by line, on a thread of the fleet. While the function runs, ranks that write to the same
-    /// stream may block.
+    /// stream may block. If it panics, the rest of the stream is discarded ([`Event::OutputCut`](super::Event::OutputCut)).
     Lines(Arc<dyn Fn(Line<'_>) + Send + Sync>),
 }
 

@@ -13,6 +13,7 @@ mod tail;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -38,8 +39,22 @@ pub(crate) struct Source {
     pub(crate) pipe: OwnedFd,
     pub(crate) file: Option<File>,
     pub(crate) tail: Option<Arc<Mutex<Tail>>>,
-    /// Set when the stream has been read to its end or closed.
-    pub(crate) drained: Arc<AtomicBool>,
+    pub(crate) end: Arc<StreamEnd>,
+}
+
+/// The end of one stream of one rank.
+#[derive(Default)]
+pub(crate) struct StreamEnd {
+    /// Set when all that the rank has written has been read, or the stream closed.
+    drained: AtomicBool,
+    /// Set when the rank's group has been killed: only processes that have left the group may still write.
+    has_rank_ended: AtomicBool,
+}
+
+impl StreamEnd {
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drained.load(Ordering::Acquire)
+    }
 }
 
 /// The threads of both streams.
@@ -106,6 +121,15 @@ impl Pumps {
         wake(&shared.wake);
     }
 
+    /// Reports that the rank has ended, so that its streams end with what is in their pipes, even if a process that has left
+    /// the rank's group goes on writing to them.
+    pub(crate) fn rank_has_ended(&self, streams: &[Arc<StreamEnd>; 2]) {
+        for (shared, end) in self.shared.iter().zip(streams) {
+            end.has_rank_ended.store(true, Ordering::Release);
+            wake(&shared.wake);
+        }
+    }
+
     /// Returns the time since which the reader of this process's output has accepted nothing of a current write; `None`
     /// while no thread writes.
     pub(crate) fn writing_since(&self) -> Option<Instant> {
@@ -147,7 +171,21 @@ struct Reading {
     lines: Lines,
     file: Option<File>,
     tail: Option<Arc<Mutex<Tail>>>,
-    drained: Arc<AtomicBool>,
+    end: Arc<StreamEnd>,
+    /// The bytes that were in the pipe when the rank had ended: more is not the rank's.
+    rest: Option<u64>,
+}
+
+impl Reading {
+    /// Whether the rank has ended, and all that it can have written has been read.
+    fn is_rest_read(&mut self) -> bool {
+        let Some(pipe) = &self.pipe else { return false };
+        if self.end.is_drained() || !self.end.has_rank_ended.load(Ordering::Acquire) {
+            return false;
+        }
+        let left = || rustix::io::ioctl_fionread(pipe).unwrap_or_default();
+        *self.rest.get_or_insert_with(left) == 0
+    }
 }
 
 struct Pump {
@@ -160,7 +198,7 @@ struct Pump {
     begun: Instant,
     /// Whether the output goes to a terminal, which obeys escape sequences.
     is_screen: bool,
-    /// Whether writing has failed, and nothing more can be printed.
+    /// Whether writing or the function of [`Output::Lines`] has failed, and nothing more can be printed.
     closed: bool,
     /// Whether the reader of the output has closed its end.
     is_unread: bool,
@@ -179,8 +217,14 @@ impl Pump {
                     lines: Lines::default(),
                     file: source.file,
                     tail: source.tail,
-                    drained: source.drained,
+                    end: source.end,
+                    rest: None,
                 }));
+            for index in 0..self.sources.len() {
+                if self.sources[index].is_rest_read() {
+                    self.finish(index);
+                }
+            }
             let ready = match self.wait() {
                 Ok(ready) => ready,
                 Err(_) => {
@@ -221,7 +265,37 @@ impl Pump {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return,
             Err(_) => 0,
         };
-        let bytes = &buffer[..length];
+        if let Some(rest) = &mut source.rest {
+            *rest = rest.saturating_sub(length as u64);
+        }
+        self.pass_on(index, &buffer[..length]);
+        let source = &mut self.sources[index];
+        let unread = self.is_unread && source.file.is_none() && source.tail.is_none();
+        if length == 0 || unread {
+            source.pipe = None;
+            source.file = None;
+            self.drained(index);
+        }
+    }
+
+    /// Passes on an unfinished line, and reports that the rank's output has been read. What other processes write later is
+    /// passed on as well.
+    fn finish(&mut self, index: usize) {
+        self.pass_on(index, &[]);
+        self.drained(index);
+    }
+
+    fn drained(&self, index: usize) {
+        self.sources[index]
+            .end
+            .drained
+            .store(true, Ordering::Release);
+        wake(&self.stream_ended);
+    }
+
+    /// Passes on what was read; nothing is the end of the stream.
+    fn pass_on(&mut self, index: usize, bytes: &[u8]) {
+        let source = &mut self.sources[index];
         if let Some(file) = &mut source.file
             && let Err(error) = file.write_all(bytes)
         {
@@ -247,6 +321,7 @@ impl Pump {
         let mut tail = source.tail.as_ref().map(|tail| tail.lock());
         let (output, rank, stream) = (&self.output, source.rank, self.stream);
         let (is_screen, writing) = (self.is_screen, &self.shared.writing);
+        let (was_closed, mut has_panicked) = (self.closed, false);
         let mut each = |line: &[u8]| {
             let text = line.strip_suffix(b"\n").unwrap_or(line);
             if let Some(tail) = &mut tail {
@@ -255,14 +330,18 @@ impl Pump {
             match output {
                 Output::Discard => {}
                 Output::Plain => out.extend_from_slice(line),
+                Output::Lines(_) if was_closed || has_panicked => {}
                 Output::Lines(function) => {
-                    *writing.lock() = Some(Instant::now());
-                    function(Line {
+                    let line = Line {
                         rank,
                         stream,
                         bytes: text,
-                    });
+                    };
+                    *writing.lock() = Some(Instant::now());
+                    // The ranks do not depend on their caller's function: without this thread, they would block.
+                    let called = catch_unwind(AssertUnwindSafe(|| function(line)));
                     *writing.lock() = None;
+                    has_panicked = called.is_err();
                 }
                 Output::Prefixed | Output::Timed => {
                     out.extend_from_slice(prefix.as_bytes());
@@ -274,24 +353,21 @@ impl Pump {
                 }
             }
         };
-        if length > 0 {
-            source.lines.feed(bytes, &mut each);
-        } else {
+        if bytes.is_empty() {
             let rest = source.lines.finish();
             if !rest.is_empty() {
                 each(&rest);
             }
+        } else {
+            source.lines.feed(bytes, &mut each);
         }
         drop(tail);
-        self.print(&out);
-        let source = &mut self.sources[index];
-        let unread = self.is_unread && source.file.is_none() && source.tail.is_none();
-        if length == 0 || unread {
-            source.pipe = None;
-            source.file = None;
-            source.drained.store(true, Ordering::Release);
-            wake(&self.stream_ended);
+        if has_panicked {
+            self.close(io::Error::other(
+                "the function that takes the lines has panicked",
+            ));
         }
+        self.print(&out);
     }
 
     fn print(&mut self, bytes: &[u8]) {
@@ -307,15 +383,20 @@ impl Pump {
         };
         *self.shared.writing.lock() = None;
         if let Err(error) = written {
-            self.closed = true;
-            // A rank whose reader is gone notices that, as it would without this process. A full disk is no reason to
-            // stop the rank.
-            self.is_unread = error.kind() == io::ErrorKind::BrokenPipe;
-            if !self.is_unread {
-                let (stream, error) = (self.stream, Arc::new(error));
-                self.fleet_state
-                    .post(Event::OutputCut { stream, error }, |_| {});
-            }
+            self.close(error);
+        }
+    }
+
+    /// Prints nothing more.
+    fn close(&mut self, error: io::Error) {
+        self.closed = true;
+        // A rank whose reader is gone notices that, as it would without this process. A full disk is no reason to stop
+        // the rank.
+        self.is_unread = error.kind() == io::ErrorKind::BrokenPipe;
+        if !self.is_unread {
+            let (stream, error) = (self.stream, Arc::new(error));
+            self.fleet_state
+                .post(Event::OutputCut { stream, error }, |_| {});
         }
     }
 }

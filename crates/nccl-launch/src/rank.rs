@@ -6,7 +6,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
@@ -14,7 +13,7 @@ use rustix::process::Pid;
 use super::oom::Counter;
 use super::output::{Settings, Stream};
 use super::process::{Pipes, Process, ProcessPhase};
-use super::pumps::{Pumps, Source, Tail};
+use super::pumps::{Pumps, Source, StreamEnd, Tail};
 use super::report::RankEnd;
 use crate::departure::{Exit, OomKill, ProcessEnd, Signal};
 use crate::sync::Mutex;
@@ -32,7 +31,7 @@ pub(super) struct Running {
     process: Process,
     generation: u64,
     begun: Instant,
-    drained: [Arc<AtomicBool>; 2],
+    streams: [Arc<StreamEnd>; 2],
     tail: Arc<Mutex<Tail>>,
     /// The OOM counter of its control group, and the count at the start.
     oom: Option<(Counter, u64)>,
@@ -62,7 +61,7 @@ impl Running {
         let [stdout_file, stderr_file] = files;
         let (process, Pipes { stdout, stderr }) = Process::start(command, report_socket)?;
         let tail = Arc::new(Mutex::new(Tail::new(settings.tail)));
-        let drained = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let streams = [(); 2].map(|()| Arc::<StreamEnd>::default());
         pumps.add(
             Stream::Stdout,
             Source {
@@ -70,7 +69,7 @@ impl Running {
                 pipe: stdout.into(),
                 file: stdout_file,
                 tail: None,
-                drained: Arc::clone(&drained[0]),
+                end: Arc::clone(&streams[0]),
             },
         );
         pumps.add(
@@ -80,7 +79,7 @@ impl Running {
                 pipe: stderr.into(),
                 file: stderr_file,
                 tail: Some(Arc::clone(&tail)),
-                drained: Arc::clone(&drained[1]),
+                end: Arc::clone(&streams[1]),
             },
         );
         let oom = Counter::of(process.id());
@@ -88,7 +87,7 @@ impl Running {
             rank,
             generation,
             begun: Instant::now(),
-            drained,
+            streams,
             tail,
             oom: oom.and_then(|counter| counter.read().map(|before| (counter, before))),
             sent: None,
@@ -128,7 +127,8 @@ impl Running {
     /// Sends the rank's group a signal that is meant to end it, and SIGCONT, so that a stopped process handles the
     /// signal.
     pub(super) fn end(&mut self, signal: Signal) {
-        if self.ended.is_none() {
+        // A process that has ended before is not one that was asked to, even if its end has not been handled yet.
+        if self.ended.is_none() && self.process.ended().is_none() {
             self.stopped |= self.process.phase() == ProcessPhase::Stopped;
             self.sent = Some(signal);
         }
@@ -165,7 +165,7 @@ impl Running {
 
     /// Whether all of its output has been read.
     pub(super) fn is_drained(&self) -> bool {
-        self.drained.iter().all(|d| d.load(Ordering::Acquire))
+        self.streams.iter().all(|end| end.is_drained())
     }
 
     /// When to stop waiting for its last output.
@@ -207,9 +207,9 @@ impl Running {
         tail.lines()
     }
 
-    /// Returns the flags of [`is_drained`](Self::is_drained), which outlive this value.
-    pub(super) fn drains(&self) -> [Arc<AtomicBool>; 2] {
-        self.drained.clone()
+    /// Returns the ends of its streams, which outlive this value.
+    pub(super) fn streams(&self) -> [Arc<StreamEnd>; 2] {
+        self.streams.clone()
     }
 
     /// Kills the rest of the rank's group, and returns how the rank ended; `None` if it has not.

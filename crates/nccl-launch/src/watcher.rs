@@ -19,8 +19,8 @@ mod tests;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use super::event::{Event, FleetState};
 use super::exit_reporter::ExitReporter;
 use super::keeper::Keeper;
 use super::output::Settings;
-use super::pumps::Pumps;
+use super::pumps::{Pumps, StreamEnd, wake};
 use super::rank::Running;
 use super::report::UNREAD_OUTPUT_TIMEOUT;
 use crate::departure::Signal;
@@ -41,9 +41,8 @@ use crate::error::{Error, Result};
 
 /// How long to wait after SIGKILL; a process that is still there after that is blocked inside the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the pumps must have written nothing before a stream of an ended rank counts as ended: successive writes of
-/// one stream are closer together.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The longest time that anything is waited for: later times may not exist, as after [`Duration::MAX`].
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 /// How often to look for ended ranks where the kernel does not report them (before Linux 5.3, and in some sandboxes).
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The token of `wake` in epoll events; it is no rank.
@@ -115,9 +114,8 @@ pub(super) struct Watcher {
     restarts: HashMap<usize, Restart>,
     /// The callers for whom all ranks are restarted once none runs.
     restart_all: Vec<RestartReply>,
-    /// Streams of ended ranks that another process still holds open, or whose output the reader of this process's
-    /// output does not read.
-    undrained: Vec<([Arc<AtomicBool>; 2], Instant)>,
+    /// Streams of ended ranks whose output has not been passed on yet.
+    undrained: Vec<[Arc<StreamEnd>; 2]>,
     stage: Option<(Stage, Instant)>,
     begun: Instant,
     host: Arc<str>,
@@ -202,7 +200,13 @@ impl Watcher {
 
     fn start(&mut self, rank: usize, alone: Option<&[String]>) -> Result<()> {
         let failed = |why: String| Error::launch(format!("rank {rank} cannot be started: {why}"));
-        let mut command = (self.plan.command)(rank);
+        // A panic would end this thread, which the ranks do not outlive, and for which callers wait.
+        let made = catch_unwind(AssertUnwindSafe(|| (self.plan.command)(rank)));
+        let mut command = made.map_err(|_| {
+            failed(String::from(
+                "the function that makes its command has panicked",
+            ))
+        })?;
         for (name, value) in self.plan.environment.of(rank, self.generation, alone) {
             match value {
                 Some(value) => command.env(name, value),
@@ -215,12 +219,12 @@ impl Watcher {
             Stdio::null()
         });
         self.ensure_keeper();
-        let report_socket = match &self.keeper {
-            Some(keeper) => Some(
-                keeper
-                    .report_socket()
-                    .map_err(|error| failed(error.to_string()))?,
-            ),
+        let report_socket = match &mut self.keeper {
+            Some(keeper) => {
+                keeper.check_room();
+                let socket = keeper.report_socket();
+                Some(socket.map_err(|error| failed(error.to_string()))?)
+            }
             None => None,
         };
         let output = (&self.pumps, &self.plan.settings);
@@ -228,7 +232,7 @@ impl Watcher {
         // A process that could not execute the program may have reported its group already. The number may be another
         // process's soon.
         if started.is_err()
-            && let Some(keeper) = &self.keeper
+            && let Some(keeper) = &mut self.keeper
         {
             keeper.remember_only(self.running.values().map(Running::group));
         }
@@ -241,6 +245,9 @@ impl Watcher {
         let (pid, generation) = (running.id(), self.generation);
         let index = rank - self.ranks().start;
         self.running.insert(rank, running);
+        if let Some(keeper) = &mut self.keeper {
+            keeper.catch_up(self.running.values().map(Running::group));
+        }
         if let Some(exit_reporter) = &self.exit_reporter {
             exit_reporter.started(rank, pid);
         }
@@ -278,10 +285,8 @@ impl Watcher {
                 None
             }
         };
-        if let Some(keeper) = &self.keeper {
-            for running in self.running.values() {
-                keeper.remember(running.group());
-            }
+        if let Some(keeper) = &mut self.keeper {
+            keeper.remember_only(self.running.values().map(Running::group));
         }
         let pid = self.keeper.as_ref().map(Keeper::id);
         self.fleet_state
@@ -301,8 +306,6 @@ impl Watcher {
             }
             self.wait();
         }
-        self.fleet_state
-            .post(None, |fleet_state| fleet_state.closed = true);
     }
 
     fn handle_commands(&mut self) {
@@ -359,7 +362,13 @@ impl Watcher {
         for running in self.running.values_mut() {
             running.end(signal);
         }
-        self.stage = Some((Stage::Asked, Instant::now() + self.plan.grace));
+        let until = later(Instant::now(), self.plan.grace);
+        let until = match self.stage {
+            // Asking again does not give the ranks more time.
+            Some((Stage::Asked, earlier)) => until.min(earlier),
+            _ => until,
+        };
+        self.stage = Some((Stage::Asked, until));
         self.fleet_state.post(Event::Ending(signal), |_| {});
     }
 
@@ -427,7 +436,7 @@ impl Watcher {
             other.record_state();
         }
         if self.plan.end_all {
-            self.stage = Some((Stage::Settle, now + self.plan.linger));
+            self.stage = Some((Stage::Settle, later(now, self.plan.linger)));
             self.fail_single_restarts();
         }
     }
@@ -449,15 +458,17 @@ impl Watcher {
             let Some(running) = self.running.remove(&rank) else {
                 continue;
             };
-            if !running.is_drained() {
-                self.undrained.push((running.drains(), now + POLL_INTERVAL));
-            }
-            let group = running.group();
+            let (group, streams) = (running.group(), running.streams());
+            let is_drained = running.is_drained();
             let Some(end) = running.collect(self.begun, &self.host) else {
                 continue;
             };
-            if let Some(keeper) = &self.keeper {
-                keeper.forget(group);
+            if !is_drained {
+                self.pumps.rank_has_ended(&streams);
+                self.undrained.push(streams);
+            }
+            if let Some(keeper) = &mut self.keeper {
+                keeper.forget(group, self.running.values().map(Running::group));
             }
             let end = Arc::new(end);
             let index = rank - self.ranks().start;
@@ -474,17 +485,12 @@ impl Watcher {
         let writing = self.pumps.writing_since();
         let idle = self.running.is_empty() && self.restarts.is_empty();
         // A slow reader loses nothing, however long it takes. Output for a reader that reads nothing is dropped once
-        // there is a failure to report.
+        // there is a failure to report, or the fleet has been told to end.
         let unread = idle
             && writing.is_some_and(|since| now >= since + UNREAD_OUTPUT_TIMEOUT)
-            && self.fleet_state.lock().has_failed();
-        self.undrained.retain_mut(|(drained, until)| {
-            if writing.is_some() {
-                *until = now + RETRY_PAUSE;
-            }
-            let done = drained.iter().all(|d| d.load(Ordering::Acquire));
-            !(done || unread || *until <= now)
-        });
+            && self.fleet_state.lock().is_report_due();
+        self.undrained
+            .retain(|streams| !(unread || streams.iter().all(|end| end.is_drained())));
         if unread {
             self.fleet_state
                 .post(None, |fleet_state| fleet_state.unread = true);
@@ -525,7 +531,8 @@ impl Watcher {
 
     /// Gives up the processes that cannot be ended.
     fn give_up(&mut self) {
-        let left: Vec<usize> = self.running.drain().map(|(rank, _)| rank).collect();
+        let mut left: Vec<usize> = self.running.drain().map(|(rank, _)| rank).collect();
+        left.sort_unstable();
         let first = self.ranks().start;
         self.fleet_state.post(None, |fleet_state| {
             for rank in left {
@@ -551,6 +558,8 @@ impl Watcher {
             self.wait();
         }
         self.stage = None;
+        // For commands that have come meanwhile: their wake-ups were consumed here.
+        wake(&self.wake);
     }
 
     /// Waits until an event arrives, or until the next deadline.
@@ -578,6 +587,23 @@ impl Watcher {
         )];
         let _ = rustix::event::poll(&mut polled, limit.as_ref());
     }
+}
+
+impl Drop for Watcher {
+    /// Nothing of the ranks is left, and nobody waits for them any more, even if this thread has panicked.
+    fn drop(&mut self) {
+        for running in self.running.values_mut() {
+            running.end(Signal::Kill);
+        }
+        self.give_up();
+        self.fleet_state
+            .post(None, |fleet_state| fleet_state.closed = true);
+    }
+}
+
+/// Returns the time that is `wait` after `now`, at most a [`CENTURY`].
+fn later(now: Instant, wait: Duration) -> Instant {
+    now + wait.min(CENTURY)
 }
 
 /// The error of a fleet whose thread has ended.

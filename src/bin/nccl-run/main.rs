@@ -160,6 +160,7 @@ fn run(options: Options) -> Result<u8, Failed> {
                 restarts::one_by_one(&fleet, restarts, told_to_end)
             }
         };
+        signals.finish_messages();
         if !report.is_success() {
             say(&report.to_string());
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lexopt::{Arg, Parser};
-use nccl::launch::{Fleet, FleetBuilder};
+use nccl::launch::{Fleet, FleetBuilder, find_wrong_address};
 
 /// The text of `--help`.
 const HELP: &str = "\
@@ -61,7 +61,8 @@ The end:
   -V, --version          the version
 
 TIME is 500ms, 5s, 2m, or a number of seconds. Rank 0 reads nccl-run's standard input unless that is a
-terminal; the others read nothing. Ctrl-C is passed on to the ranks, a second one kills them.
+terminal; the others read nothing. Ctrl-C is passed on to the ranks, a second one kills them (within
+300 ms of the first it counts as the same).
 
 The exit code is that of the rank that died first, 128 and the number for a signal; 2 for a wrong command
 line; 127 for a program that cannot be started; 0 when every rank returned 0. With --keep-others: of the
@@ -376,25 +377,12 @@ fn time(name: &str, text: &str) -> Result<Duration, String> {
 
 /// Checks that ranks can parse the address. Only the ranks find out whether they can reach it.
 fn check_address(address: &str) -> Result<(), String> {
-    if let Some(at) = address.rfind(",tcp:").max(address.rfind(",unix:")) {
-        check_address(&address[..at])?;
-        return check_address(&address[at + 1..]);
+    match find_wrong_address(address) {
+        None => Ok(()),
+        Some(wrong) => Err(format!(
+            "--rendezvous {wrong}: write tcp:HOST:PORT, tcp:HOST:FIRST-LAST, tcp:[IPV6]:PORT or unix:PATH"
+        )),
     }
-    let fine = match address.split_once(':') {
-        Some(("unix", path)) => !path.is_empty() && path != "@",
-        Some(("tcp", place)) => place.rsplit_once(':').is_some_and(|(host, ports)| {
-            let mut ports = ports.split('-');
-            let good = ports.clone().count() <= 2 && ports.all(|port| port.parse::<u16>().is_ok());
-            good && !host.is_empty()
-        }),
-        _ => false,
-    };
-    if fine {
-        return Ok(());
-    }
-    Err(format!(
-        "--rendezvous {address}: write tcp:HOST:PORT, tcp:HOST:FIRST-LAST, tcp:[IPV6]:PORT or unix:PATH"
-    ))
 }
 
 #[cfg(test)]

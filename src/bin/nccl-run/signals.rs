@@ -11,11 +11,13 @@
 //! | SIGTSTP | passed on, and this process stops as well |
 //! | SIGCHLD, as the first process of a container | the exit status of orphans is collected ([`orphans`]) |
 //!
-//! Signals that were ignored when this process was started (SIGHUP under `nohup`, say) stay ignored.
+//! Signals that were ignored when this process was started (SIGHUP under `nohup`, say) stay ignored, except SIGCHLD: the
+//! kernel would not keep the exit status of the ranks.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,33 @@ pub(crate) struct Passing {
     handle: Handle,
     thread: JoinHandle<()>,
     told_to_end: Arc<AtomicBool>,
+    voice: Voice,
+}
+
+/// A thread that prints messages, so that a standard error that nobody reads holds up no signal.
+#[derive(Clone)]
+struct Voice(Sender<Box<dyn FnOnce() + Send>>);
+
+impl Voice {
+    fn start() -> io::Result<Self> {
+        let (says, acts) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::Builder::new()
+            .name(String::from("voice"))
+            .spawn(move || acts.into_iter().for_each(|act| act()))?;
+        Ok(Self(says))
+    }
+
+    /// Prints a message as soon as those before are printed or dropped.
+    fn say(&self, text: String) {
+        let _ = self.0.send(Box::new(move || say(&text)));
+    }
+
+    /// Waits until all messages are printed or dropped.
+    fn finish(&self) {
+        let (done, is_done) = mpsc::channel::<()>();
+        let _ = self.0.send(Box::new(move || drop(done)));
+        let _ = is_done.recv();
+    }
 }
 
 impl Signals {
@@ -58,14 +87,10 @@ impl Signals {
             Signal::Winch,
             Signal::Tstp,
         ];
-        let mut wanted = wanted.to_vec();
-        if orphans::come_to_us() {
-            wanted.push(CHLD);
-        }
         let wanted = wanted.iter().map(|signal| signal.number());
-        Ok(Self(Iterator::new(
-            wanted.filter(|number| ignored >> (number - 1) & 1 == 0),
-        )?))
+        let wanted = wanted.filter(|number| ignored >> (number - 1) & 1 == 0);
+        // A handler replaces an ignored SIGCHLD, and programs that are started get the default.
+        Ok(Self(Iterator::new(wanted.chain([CHLD.number()]))?))
     }
 
     /// Passes signals on to the ranks, including those received since [`take`](Self::take).
@@ -73,6 +98,8 @@ impl Signals {
         let handle = self.0.handle();
         let told_to_end = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&told_to_end);
+        let voice = Voice::start()?;
+        let its_voice = voice.clone();
         let thread = std::thread::Builder::new()
             .name(String::from("signals"))
             .spawn(move || {
@@ -83,7 +110,11 @@ impl Signals {
                         Signal::Usr1 | Signal::Usr2 | Signal::Cont | Signal::Winch => {
                             fleet.signal_all(signal);
                         }
-                        _ if signal == CHLD => orphans::bury(),
+                        _ if signal == CHLD => {
+                            if orphans::come_to_us() {
+                                orphans::bury(&fleet);
+                            }
+                        }
                         Signal::Tstp => {
                             fleet.signal_all(signal);
                             let _ = signal_hook::low_level::emulate_default_handler(number);
@@ -92,13 +123,13 @@ impl Signals {
                             told.store(true, Ordering::Release);
                             let by_hand = matches!(signal, Signal::Int | Signal::Quit);
                             if by_hand && pressed.is_some_and(|at| at.elapsed() > TWICE) {
-                                say(&format!("{signal} again: the ranks are killed"));
+                                its_voice.say(format!("{signal} again: the ranks are killed"));
                                 fleet.kill();
                                 continue;
                             }
                             let again = if by_hand { ", or at once by another" } else { "" };
                             if pressed.is_none() {
-                                say(&format!(
+                                its_voice.say(format!(
                                     "{signal} is passed on to the ranks; what is left in {grace:?} is killed{again}"
                                 ));
                             }
@@ -112,6 +143,7 @@ impl Signals {
             handle,
             thread,
             told_to_end,
+            voice,
         })
     }
 }
@@ -122,9 +154,15 @@ impl Passing {
         self.told_to_end.load(Ordering::Acquire)
     }
 
+    /// Waits for the messages about the signals that the fleet has got, which precede its report.
+    pub(crate) fn finish_messages(&self) {
+        self.voice.finish();
+    }
+
     /// Ends the thread, and drops its fleet.
     pub(crate) fn end(self) {
         self.handle.close();
         let _ = self.thread.join();
+        self.voice.finish();
     }
 }

@@ -50,6 +50,15 @@ fn run(mut command: Command) -> Output {
     finish(child)
 }
 
+#[test]
+fn a_standard_error_without_a_reader_is_no_panic() {
+    let (reader, stderr) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut doctor = doctor(&["--no-such-option"]);
+    let status = doctor.stderr(stderr).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+}
+
 fn finish(mut child: Child) -> Output {
     // It may print more than a pipe holds.
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());

@@ -189,8 +189,9 @@ fn ranks_inherit_nothing_but_their_streams() {
 
 #[test]
 fn as_the_first_process_of_a_container_it_keeps_no_zombies() {
-    // The rank's child leaves a grandchild behind, which becomes a child of nccl-run and ends.
-    let rank = "sh -c 'sleep 0.1 &'; sleep 0.6
+    // The rank's child leaves grandchildren behind, which become children of nccl-run and end: one in the group of the rank, one
+    // in a session of its own, and one that leads a group (`timeout`).
+    let rank = "sh -c 'sleep 0.1 & setsid sleep 0.1 & timeout 9 sleep 0.1 &'; sleep 0.6
         for s in /proc/[0-9]*/stat; do read -r line < $s && case $line in *') Z '*) echo zombie $line;; esac; done
         echo pid 1 is $(cat /proc/1/comm)";
     let mut command = Command::new("unshare");

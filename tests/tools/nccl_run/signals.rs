@@ -1,11 +1,13 @@
 //! Signals to nccl-run.
 
-use std::time::Duration;
+use std::io::Write;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nccl::launch::Signal;
 use nccl_tools::testing::{eventually, lives};
 
-use super::running::{Notes, Running, script};
+use super::running::{Notes, PROGRAM, Running, script};
 
 /// Starts two ranks that run `text`, and waits until both have started.
 fn two_ranks(options: &str, notes: &Notes, text: &str) -> Running {
@@ -176,17 +178,55 @@ fn all_stop_together_and_go_on_together() {
 #[test]
 fn what_was_ignored_at_the_start_stays_ignored() {
     let notes = Notes::new();
-    let mut command = std::process::Command::new("sh");
+    let mut command = Command::new("sh");
     let text = format!("{} sleep 1; echo done", notes.noting("there", "$$"));
-    command.args([
-        "-c",
-        "trap '' HUP; exec \"$0\" \"$@\"",
-        &super::running::PROGRAM,
-    ]);
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", &PROGRAM]);
     command.args(["-n", "1", "--", "sh", "-c", &text]);
     let running = Running::start(command);
     notes.pid("there");
     running.signal(Signal::Hup);
     let run = running.finish();
     assert_eq!((run.code, run.stdout().as_str()), (0, "[0] done\n"));
+}
+
+#[test]
+fn how_ranks_end_is_known_although_sigchld_was_ignored_at_the_start() {
+    let mut command = Command::new("env");
+    command.args([
+        "--ignore-signal=CHLD",
+        &PROGRAM,
+        "-n",
+        "2",
+        "--linger",
+        "60",
+    ]);
+    command.args(["--", "sh", "-c", "exit $((NCCL_RUN_RANK * 3))"]);
+    let run = Running::start(command).finish();
+    assert_eq!(run.code, 3, "{run:?}");
+}
+
+#[test]
+fn a_standard_error_that_nobody_reads_delays_no_signal() {
+    let (unread, mut stderr) = std::io::pipe().unwrap();
+    let size = rustix::pipe::fcntl_setpipe_size(&stderr, 4096).unwrap();
+    stderr.write_all(&vec![b'x'; size]).unwrap();
+    let notes = Notes::new();
+    let text = format!(
+        "trap '' INT; {} while :; do sleep 0.05; done",
+        notes.noting("rank", "$$")
+    );
+    let mut command = script("-n 1 --grace 50s", &text);
+    let mut child = command.stderr(stderr).spawn().unwrap();
+    let rank = notes.pid("rank");
+    let begun = Instant::now();
+    // The first is passed on, and the next kills the rank: each with a message, for which 3 s are waited.
+    while lives(rank) && begun.elapsed() < Duration::from_secs(20) {
+        super::running::send(child.id(), Signal::Int);
+        std::thread::sleep(Duration::from_millis(400));
+    }
+    let took = begun.elapsed();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(unread);
+    assert!(took < Duration::from_secs(5), "it took {took:?}");
 }

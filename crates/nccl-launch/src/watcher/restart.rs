@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Instant;
 
-use super::{KILL_TIMEOUT, Restart, RestartReply, Watcher};
+use super::{KILL_TIMEOUT, Restart, RestartReply, Watcher, later};
 use crate::departure::Signal;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -26,7 +26,7 @@ impl Watcher {
             restart.replies.push(reply);
             return;
         }
-        let until = Instant::now() + self.plan.grace;
+        let until = later(Instant::now(), self.plan.grace);
         if let Some(running) = self.running.get_mut(&rank) {
             running.end(Signal::Term);
         }

@@ -116,6 +116,15 @@ fn a_wrong_command_line_is_one_sentence_with_the_value() {
             &["--rendezvous nowhere", "unix:PATH"],
         ),
         ("-n 1 --rendezvous tcp:a:99999 prog", &["tcp:a:99999"]),
+        (
+            "-n 1 --rendezvous tcp:fd00::1:29400 prog",
+            &["tcp:fd00::1:29400", "tcp:[IPV6]:PORT"],
+        ),
+        (
+            "-n 1 --rendezvous tcp:a:29415-29400 prog",
+            &["tcp:a:29415-29400"],
+        ),
+        ("-n 1 --rendezvous tcp:a:0-5 prog", &["tcp:a:0-5"]),
         ("-n 1 --no-prefix --tag-time prog", &["exclude"]),
         ("-n 2 --one-gpu-each prog", &["2 ranks", "0 GPUs"]),
     ] {
