@@ -66,6 +66,5 @@ pub use track::progress_of;
 #[doc(hidden)]
 pub use track::tracks;
 pub(crate) use track::{
-    NextSlots, OperationSlot, RecordedCall, TrackHandle, Writer, handle_of, timeout_code,
-    timeout_of_code,
+    OperationSlot, RecordedCall, TrackHandle, Writer, handle_of, timeout_code, timeout_of_code,
 };

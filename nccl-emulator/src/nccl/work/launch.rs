@@ -317,9 +317,9 @@ impl Work for Launch {
         }
         match outcome {
             Outcome::Done | Outcome::Failed => {
-                // Without an error nothing is left.
-                self.is_over |=
-                    self.communicator.state().is_ok() && matches!(outcome, Outcome::Done);
+                // Without an error nothing is left. A later group may be in progress meanwhile.
+                let is_whole = matches!(self.communicator.state(), Ok(()) | Err(IN_PROGRESS));
+                self.is_over |= is_whole && matches!(outcome, Outcome::Done);
                 self.withdraw();
                 Step::Done
             }

@@ -39,4 +39,4 @@ pub use self::list::{last_call, progress_of};
 pub(crate) use self::slots::OperationSlot;
 pub(super) use self::slots::{CallProgress, RawCall};
 pub(crate) use self::timeout_code::{timeout_code, timeout_of_code};
-pub(crate) use self::writer::{CallTicket, NextSlots, Writer};
+pub(crate) use self::writer::{CallTicket, Writer};
