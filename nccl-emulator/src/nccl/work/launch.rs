@@ -317,9 +317,12 @@ impl Work for Launch {
         }
         match outcome {
             Outcome::Done | Outcome::Failed => {
-                // Without an error nothing is left. A later group may be in progress meanwhile.
-                let is_whole = matches!(self.communicator.state(), Ok(()) | Err(IN_PROGRESS));
-                self.is_over |= is_whole && matches!(outcome, Outcome::Done);
+                // Only under STRICT does an operation end that leaves something. A later group may be in progress meanwhile.
+                let is_whole = || {
+                    matches!(self.communicator.state(), Ok(()) | Err(IN_PROGRESS))
+                        || self.messages.are_complete(&self.session)
+                };
+                self.is_over |= matches!(outcome, Outcome::Done) && is_whole();
                 self.withdraw();
                 Step::Done
             }

@@ -75,6 +75,12 @@ impl PointToPoint {
         }
     }
 
+    /// Whether all messages are complete.
+    pub(super) fn are_complete(&self, session: &Session) -> bool {
+        let mut posted = self.lanes.iter().filter(|lane| lane.head != Head::Empty);
+        posted.all(|lane| lane.next + 1 == lane.end && lane.exchange(session).is_done(lane.number))
+    }
+
     /// Gives up the messages that are not complete.
     pub(super) fn withdraw(&mut self, session: &Session) {
         self.copying = None;
