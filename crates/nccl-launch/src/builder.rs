@@ -306,7 +306,10 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Error::io(what())(error))
 }
 
-/// Makes the paths of Unix sockets in a list of addresses [`absolute`].
+/// The most bytes of a socket's path (unix(7), less the NUL).
+const LONGEST_SOCKET_PATH: usize = 107;
+
+/// Makes the paths of Unix sockets in a list of addresses [`absolute`], where a socket can have that path.
 fn with_absolute_paths(addresses: &str) -> Result<OsString> {
     let mut list = OsString::new();
     for address in split_addresses(addresses) {
@@ -316,7 +319,11 @@ fn with_absolute_paths(addresses: &str) -> Result<OsString> {
         match address.strip_prefix("unix:") {
             Some(path) if !path.is_empty() && !path.starts_with('@') => {
                 list.push("unix:");
-                list.push(absolute(path.as_ref())?);
+                let path: &Path = path.as_ref();
+                let absolute = absolute(path)?;
+                // The ranks may find the socket by the short form, if they stay in the working directory.
+                let fits = |path: &Path| path.as_os_str().len() <= LONGEST_SOCKET_PATH;
+                list.push(if fits(&absolute) { &absolute } else { path });
             }
             _ => list.push(address),
         }

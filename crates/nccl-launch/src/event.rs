@@ -57,7 +57,7 @@ pub enum Event {
     OutputCut {
         /// Which stream.
         stream: Stream,
-        /// The system's error.
+        /// The system's error, or that the function has panicked.
         error: Arc<io::Error>,
     },
     /// The running ranks have been sent this signal, because a rank failed or because the caller asked.

@@ -185,14 +185,19 @@ impl Fleet {
         self.fleet_state.lock().keeper
     }
 
+    /// Whether this is the fleet's thread, on which the caller's function that makes a rank's command runs: it would wait for
+    /// itself.
+    fn is_own_thread(&self) -> bool {
+        let current = std::thread::current().id();
+        let is_current = |thread: &JoinHandle<()>| thread.thread().id() == current;
+        self.thread.as_ref().is_some_and(is_current)
+    }
+
     /// Sends an order, and waits until the thread has handled it.
     fn send_and_confirm(&self, order: impl FnOnce(Sender<()>) -> FleetCommand) {
         let (done, was_done) = mpsc::channel();
         self.send_command(order(done));
-        // The caller's function that makes a rank's command runs on that thread, which would wait for itself.
-        let current = std::thread::current().id();
-        let is_thread = |thread: &JoinHandle<()>| thread.thread().id() == current;
-        if self.thread.as_ref().is_some_and(is_thread) {
+        if self.is_own_thread() {
             return;
         }
         // No timeout is needed: the thread waits only for commands and for ends of ranks, and both wake it.
@@ -327,6 +332,9 @@ impl Fleet {
     pub fn joined(&self) -> Vec<usize> {
         let (reply, joined) = mpsc::channel();
         self.send_command(FleetCommand::Joined(reply));
+        if self.is_own_thread() {
+            return Vec::new();
+        }
         // No timeout is needed, as in `pass_on`.
         joined.recv().unwrap_or_default()
     }

@@ -176,6 +176,13 @@ struct Reading {
     rest: Option<u64>,
 }
 
+impl Drop for Reading {
+    /// Nobody waits for a stream that nothing reads any more, also after a panic of the thread.
+    fn drop(&mut self) {
+        self.end.drained.store(true, Ordering::Release);
+    }
+}
+
 impl Reading {
     /// Whether the rank has ended, and all that it can have written has been read.
     fn is_rest_read(&mut self) -> bool {
@@ -296,9 +303,14 @@ impl Pump {
     /// Passes on what was read; nothing is the end of the stream.
     fn pass_on(&mut self, index: usize, bytes: &[u8]) {
         let source = &mut self.sources[index];
-        if let Some(file) = &mut source.file
-            && let Err(error) = file.write_all(bytes)
-        {
+        let logged = source.file.as_mut().map_or(Ok(()), |file| {
+            // A file system may block as well.
+            *self.shared.writing.lock() = Some(Instant::now());
+            let logged = file.write_all(bytes);
+            *self.shared.writing.lock() = None;
+            logged
+        });
+        if let Err(error) = logged {
             let (rank, stream) = (source.rank, self.stream);
             tracing::warn!(
                 name: "nccl.launch.trouble",
@@ -318,14 +330,15 @@ impl Pump {
         let mut out = Vec::new();
         let stamp = matches!(self.output, Output::Timed).then(|| self.begun.elapsed());
         let prefix = prefix(&self.output, self.width, source.rank, stamp);
-        let mut tail = source.tail.as_ref().map(|tail| tail.lock());
+        let tail = source.tail.as_ref();
         let (output, rank, stream) = (&self.output, source.rank, self.stream);
         let (is_screen, writing) = (self.is_screen, &self.shared.writing);
         let (was_closed, mut has_panicked) = (self.closed, false);
         let mut each = |line: &[u8]| {
             let text = line.strip_suffix(b"\n").unwrap_or(line);
-            if let Some(tail) = &mut tail {
-                tail.push(text);
+            // Not locked during the function below, which may wait for the thread that reads the last lines.
+            if let Some(tail) = tail {
+                tail.lock().push(text);
             }
             match output {
                 Output::Discard => {}
@@ -342,6 +355,8 @@ impl Pump {
                     let called = catch_unwind(AssertUnwindSafe(|| function(line)));
                     *writing.lock() = None;
                     has_panicked = called.is_err();
+                    // Its drop could panic again.
+                    called.map_or_else(std::mem::forget, drop);
                 }
                 Output::Prefixed | Output::Timed => {
                     out.extend_from_slice(prefix.as_bytes());
@@ -361,7 +376,6 @@ impl Pump {
         } else {
             source.lines.feed(bytes, &mut each);
         }
-        drop(tail);
         if has_panicked {
             self.close(io::Error::other(
                 "the function that takes the lines has panicked",

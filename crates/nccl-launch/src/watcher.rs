@@ -202,7 +202,9 @@ impl Watcher {
         let failed = |why: String| Error::launch(format!("rank {rank} cannot be started: {why}"));
         // A panic would end this thread, which the ranks do not outlive, and for which callers wait.
         let made = catch_unwind(AssertUnwindSafe(|| (self.plan.command)(rank)));
-        let mut command = made.map_err(|_| {
+        let mut command = made.map_err(|panic| {
+            // Its drop could panic again.
+            std::mem::forget(panic);
             failed(String::from(
                 "the function that makes its command has panicked",
             ))

@@ -104,6 +104,8 @@ impl Signals {
             .name(String::from("signals"))
             .spawn(move || {
                 let mut pressed: Option<Instant> = None;
+                // Each message is printed once: nobody may read them, and the end waits for each.
+                let (mut has_passed_on, mut has_killed) = (false, false);
                 for number in self.0.forever() {
                     let signal = Signal::new(number);
                     match signal {
@@ -123,12 +125,14 @@ impl Signals {
                             told.store(true, Ordering::Release);
                             let by_hand = matches!(signal, Signal::Int | Signal::Quit);
                             if by_hand && pressed.is_some_and(|at| at.elapsed() > TWICE) {
-                                its_voice.say(format!("{signal} again: the ranks are killed"));
+                                if !std::mem::replace(&mut has_killed, true) {
+                                    its_voice.say(format!("{signal} again: the ranks are killed"));
+                                }
                                 fleet.kill();
                                 continue;
                             }
                             let again = if by_hand { ", or at once by another" } else { "" };
-                            if pressed.is_none() {
+                            if !std::mem::replace(&mut has_passed_on, true) {
                                 its_voice.say(format!(
                                     "{signal} is passed on to the ranks; what is left in {grace:?} is killed{again}"
                                 ));
