@@ -30,6 +30,7 @@
 //! | `NCCL_EMULATOR_DEVICES` | number of devices | 8 |
 //! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
 //! | `NCCL_EMULATOR_STRICT` | 1: immediate errors where NCCL would hang | 0 |
+//! | `NCCL_EMULATOR_LATE_WRITES` | 1: peers complete what a rank has given up, as writes over NVLink that are on their way | 0 |
 //! | `NCCL_EMULATOR_PROXY_POLL_MS` | time of `ncclCommAbort` with connections to other processes, in milliseconds | 500, as NCCL's |
 //! | `NCCL_EMULATOR_RAS_SECOND_MS` | the length of a second in RAS's timeouts, in milliseconds | 1000 |
 //! | `NCCL_EMULATOR_FAULTS` | injected faults, see [`faults`] | none |

@@ -15,6 +15,8 @@ pub(crate) const DEVICES: &str = "NCCL_EMULATOR_DEVICES";
 pub(crate) const MEMORY: &str = "NCCL_EMULATOR_MEMORY";
 /// Immediate errors where NCCL would hang.
 pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
+/// Peers complete what a rank has given up.
+pub(crate) const LATE_WRITES: &str = "NCCL_EMULATOR_LATE_WRITES";
 
 /// The duration of an abort that ends connections to other processes, in milliseconds.
 pub(crate) const PROXY_POLL: &str = "NCCL_EMULATOR_PROXY_POLL_MS";
@@ -49,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) memory: u64,
     /// Whether operations fail immediately where NCCL would hang.
     pub(crate) strict: bool,
+    /// Whether peers complete what a rank has given up, as writes that are on their way over NVLink.
+    pub(crate) late_writes: bool,
     /// How long NCCL's proxy thread polls before it sees an abort.
     pub(crate) proxy_poll: Duration,
     /// The length of a second in RAS's timeouts.
@@ -65,6 +69,7 @@ impl Default for Options {
             devices: 8,
             memory: 4 << 30,
             strict: false,
+            late_writes: false,
             proxy_poll: Duration::from_millis(500),
             ras_second: Duration::from_secs(1),
             version: Version::HEADER,
@@ -200,15 +205,19 @@ fn complete(
         );
         return Err(bad(MEMORY, &memory.to_string(), expected));
     }
-    let strict = match (wishes.strict, value(STRICT)) {
-        (Some(strict), _) => strict,
-        (None, Some(text)) => match text.trim().to_ascii_lowercase().as_str() {
-            "1" | "true" | "yes" | "on" => true,
-            "0" | "false" | "no" | "off" => false,
-            _ => return Err(bad(STRICT, &text, "0 or 1".into())),
+    let switch = |name, default| match value(name) {
+        Some(text) => match text.trim().to_ascii_lowercase().as_str() {
+            "1" | "true" | "yes" | "on" => Ok(true),
+            "0" | "false" | "no" | "off" => Ok(false),
+            _ => Err(bad(name, &text, "0 or 1".into())),
         },
-        (None, None) => defaults.strict,
+        None => Ok(default),
     };
+    let strict = match wishes.strict {
+        Some(strict) => strict,
+        None => switch(STRICT, defaults.strict)?,
+    };
+    let late_writes = switch(LATE_WRITES, defaults.late_writes)?;
     let milliseconds = |name, default| match value(name) {
         Some(text) => text
             .trim()
@@ -252,6 +261,7 @@ fn complete(
         devices,
         memory: memory.next_multiple_of(GRAIN),
         strict,
+        late_writes,
         proxy_poll,
         ras_second,
         version,
@@ -330,6 +340,7 @@ mod tests {
                 devices: 8,
                 memory: 4 << 30,
                 strict: false,
+                late_writes: false,
                 proxy_poll: Duration::from_millis(500),
                 ras_second: Duration::from_secs(1),
                 version: Version::HEADER,

@@ -502,7 +502,8 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
     const WRITES: Duration = Duration::from_millis(1000);
     const ABORTS: Duration = Duration::from_millis(1800);
     const WORDS: usize = 1 << 10;
-    ranks_as_processes(2, |world| -> Outcome {
+    let ranks = Ranks::new(2).variable("NCCL_EMULATOR_LATE_WRITES", "1");
+    ranks.processes(|world| -> Outcome {
         let (stream, comm) = start(&world, "late writer")?;
         let peer = 1 - world.rank();
         let x = stream.clone_htod(&[7u32; WORDS])?;

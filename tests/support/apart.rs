@@ -162,11 +162,6 @@ impl Apart {
     /// Stops the process; returns when none of its threads runs any more.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        self.waits_until_stopped();
-    }
-
-    /// Waits until the rank has stopped itself.
-    pub fn waits_until_stopped(&self) {
         while !self.is_stopped() {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -18,6 +18,7 @@ use crate::nccl::communicator::{Communicator, Session};
 use crate::nccl::debug::{self, warn};
 use crate::nccl::profiler::Tracker;
 use crate::nccl::task::{self, MessageTask};
+use crate::options::options;
 use crate::transport::{Direction, busy};
 use cuda_emulator::driver::context::Context;
 use cuda_emulator::exec::{Bell, Step, Work};
@@ -247,7 +248,7 @@ impl Launch {
     /// Gives up what is not complete: no peer takes another part of it. This rank's memory is its own again once the peers
     /// have finished the parts that they hold, for which an abort waits.
     fn withdraw(&mut self) {
-        if std::mem::replace(&mut self.is_over, true) {
+        if std::mem::replace(&mut self.is_over, true) || options().late_writes {
             return;
         }
         self.messages.withdraw(&self.session);

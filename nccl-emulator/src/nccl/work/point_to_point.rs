@@ -15,6 +15,7 @@ use super::lane::{Head, Lane, Wrong, still_valid, view};
 use super::scope::{Outcome, Scope};
 use crate::nccl::communicator::Session;
 use crate::nccl::task::MessageTask;
+use crate::options::options;
 use crate::transport::{self, CHUNK, Claim, Direction, Posted, busy, prefetch};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::Violation;
@@ -221,7 +222,7 @@ impl PointToPoint {
                 .resolve(message.address, message.bytes)
                 .map_err(|violation| violation.during(message.function.name()))?;
             lane.post(scope.session, span);
-            if is_lost(lane.peer) {
+            if !options().late_writes && is_lost(lane.peer) {
                 lane.head = Head::Abandoned;
             }
         }
