@@ -10,6 +10,7 @@
 mod lines;
 mod tail;
 
+use std::any::Any;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -156,6 +157,13 @@ impl Drop for Pumps {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+/// Drops what a caught panic has left, whose drop could panic again.
+pub(crate) fn drop_panic(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(again);
     }
 }
 
@@ -355,8 +363,7 @@ impl Pump {
                     let called = catch_unwind(AssertUnwindSafe(|| function(line)));
                     *writing.lock() = None;
                     has_panicked = called.is_err();
-                    // Its drop could panic again.
-                    called.map_or_else(std::mem::forget, drop);
+                    called.unwrap_or_else(drop_panic);
                 }
                 Output::Prefixed | Output::Timed => {
                     out.extend_from_slice(prefix.as_bytes());

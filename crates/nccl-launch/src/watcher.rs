@@ -33,7 +33,7 @@ use super::event::{Event, FleetState};
 use super::exit_reporter::ExitReporter;
 use super::keeper::Keeper;
 use super::output::Settings;
-use super::pumps::{Pumps, StreamEnd, wake};
+use super::pumps::{Pumps, StreamEnd, drop_panic, wake};
 use super::rank::Running;
 use super::report::UNREAD_OUTPUT_TIMEOUT;
 use crate::departure::Signal;
@@ -203,8 +203,7 @@ impl Watcher {
         // A panic would end this thread, which the ranks do not outlive, and for which callers wait.
         let made = catch_unwind(AssertUnwindSafe(|| (self.plan.command)(rank)));
         let mut command = made.map_err(|panic| {
-            // Its drop could panic again.
-            std::mem::forget(panic);
+            drop_panic(panic);
             failed(String::from(
                 "the function that makes its command has panicked",
             ))
