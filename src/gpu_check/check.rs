@@ -35,12 +35,13 @@ const SHARING: [(&str, &str); 3] = [
 ];
 
 /// Variables that would make the check measure something else than it reports.
-const UNWANTED: [&str; 14] = [
+const UNWANTED: [&str; 15] = [
     "NCCL_COMM_BLOCKING",
     "NCCL_COMM_ID",
     "NCCL_EMULATOR",
     "NCCL_EMULATOR_DEVICES",
     "NCCL_EMULATOR_FAULTS",
+    "NCCL_EMULATOR_LATE_WRITES",
     "NCCL_EMULATOR_MEMORY",
     "NCCL_EMULATOR_STRICT",
     "NCCL_EMULATOR_VERSION",

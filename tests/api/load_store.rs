@@ -480,7 +480,7 @@ fn an_end_is_not_held_up_by_an_exchange_behind_an_operation_that_hangs() {
         return;
     }
     for mode in [LaunchMode::BlockingChild, LaunchMode::NonBlocking] {
-        for end in ["abort", "finalize", "drop"] {
+        for end in ["abort", "finalize", "drop", "drop without a window"] {
             ranks_as_processes(2, move |world| {
                 let stream = support::device(&world)?.new_stream()?;
                 let builder = world.communicator("direct").stream(&stream);
@@ -490,7 +490,10 @@ fn an_end_is_not_held_up_by_an_exchange_behind_an_operation_that_hangs() {
                         comm.timeouts.finalize = Duration::from_secs(1);
                     })
                     .build()?;
-                let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+                let mut all_to_all = match end {
+                    "drop without a window" => None,
+                    _ => Some(LoadStoreAllToAll::new(&comm, 64)?),
+                };
                 let x = stream.clone_htod(&[3u8; 128])?;
                 let mut y = stream.alloc_zeros::<u8>(128)?;
                 let mut sum = stream.alloc_zeros::<f32>(4)?;
@@ -498,7 +501,10 @@ fn an_end_is_not_held_up_by_an_exchange_behind_an_operation_that_hangs() {
                 world.barrier("connected")?;
                 if comm.rank() == 0 {
                     drop(comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?);
-                    drop(all_to_all.exchange(&x, &mut y)?);
+                    match &mut all_to_all {
+                        Some(all_to_all) => drop(all_to_all.exchange(&x, &mut y)?),
+                        None => comm.hold_windows()?.until(&stream)?,
+                    }
                     match end {
                         "abort" => comm.abort("enough")?,
                         "finalize" => drop(comm.finalize().unwrap_err()),

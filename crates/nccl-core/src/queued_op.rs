@@ -125,14 +125,13 @@ impl QueuedOp {
         }
     }
 
-    /// Records the only operation of a call. Returns the statistics for it.
+    /// Records the only operation of a call.
     #[inline]
-    pub(crate) fn record<'w>(&self, writer: &'w mut Writer) -> &'w Tally {
+    pub(crate) fn record(&self, writer: &mut Writer) {
         if let [slot] = writer.next_slots(1).slots {
             slot.write(&self.descriptor, 0);
         }
         writer.publish_operations(1);
-        writer.next_slots(0).tally
     }
 
     /// Counts a collective.
@@ -360,7 +359,8 @@ pub(crate) fn call(
     match batch.queued {
         [] => Ok(Progress::Done),
         [alone] if !batch.grouped => {
-            alone.count_in(alone.record(writer));
+            alone.record(writer);
+            alone.count_in(writer.tally());
             alone.call(batch.collective_args.first(), calls)
         }
         _ => group(calls.library, || call_each(batch, calls, writer)),

@@ -185,7 +185,7 @@ struct Reading {
 }
 
 impl Drop for Reading {
-    /// Nobody waits for a stream that nothing reads any more, also after a panic of the thread.
+    /// Ends the wait for a stream that is not read any more, also after a panic of the thread.
     fn drop(&mut self) {
         self.end.drained.store(true, Ordering::Release);
     }

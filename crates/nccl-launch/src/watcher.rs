@@ -591,7 +591,7 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// Nothing of the ranks is left, and nobody waits for them any more, even if this thread has panicked.
+    /// Kills the ranks that are left and ends the waits of all callers, even if this thread has panicked.
     fn drop(&mut self) {
         for running in self.running.values_mut() {
             running.end(Signal::Kill);

@@ -42,18 +42,18 @@ pub(crate) struct Passing {
     handle: Handle,
     thread: JoinHandle<()>,
     told_to_end: Arc<AtomicBool>,
-    voice: Voice,
+    printer: MessagePrinter,
 }
 
-/// A thread that prints messages, so that a standard error that nobody reads holds up no signal.
+/// A thread that prints messages, so that a standard error that blocks holds up no signal.
 #[derive(Clone)]
-struct Voice(Sender<Box<dyn FnOnce() + Send>>);
+struct MessagePrinter(Sender<Box<dyn FnOnce() + Send>>);
 
-impl Voice {
+impl MessagePrinter {
     fn start() -> io::Result<Self> {
         let (says, acts) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         std::thread::Builder::new()
-            .name(String::from("voice"))
+            .name(String::from("messages"))
             .spawn(move || acts.into_iter().for_each(|act| act()))?;
         Ok(Self(says))
     }
@@ -98,13 +98,13 @@ impl Signals {
         let handle = self.0.handle();
         let told_to_end = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&told_to_end);
-        let voice = Voice::start()?;
-        let its_voice = voice.clone();
+        let printer = MessagePrinter::start()?;
+        let its_printer = printer.clone();
         let thread = std::thread::Builder::new()
             .name(String::from("signals"))
             .spawn(move || {
                 let mut pressed: Option<Instant> = None;
-                // Each message is printed once: nobody may read them, and the end waits for each.
+                // Each message is printed once: standard error may block, and the end waits for each message.
                 let (mut has_passed_on, mut has_killed) = (false, false);
                 for number in self.0.forever() {
                     let signal = Signal::new(number);
@@ -126,14 +126,14 @@ impl Signals {
                             let by_hand = matches!(signal, Signal::Int | Signal::Quit);
                             if by_hand && pressed.is_some_and(|at| at.elapsed() > TWICE) {
                                 if !std::mem::replace(&mut has_killed, true) {
-                                    its_voice.say(format!("{signal} again: the ranks are killed"));
+                                    its_printer.say(format!("{signal} again: the ranks are killed"));
                                 }
                                 fleet.kill();
                                 continue;
                             }
                             let again = if by_hand { ", or at once by another" } else { "" };
                             if !std::mem::replace(&mut has_passed_on, true) {
-                                its_voice.say(format!(
+                                its_printer.say(format!(
                                     "{signal} is passed on to the ranks; what is left in {grace:?} is killed{again}"
                                 ));
                             }
@@ -147,7 +147,7 @@ impl Signals {
             handle,
             thread,
             told_to_end,
-            voice,
+            printer,
         })
     }
 }
@@ -160,13 +160,13 @@ impl Passing {
 
     /// Waits for the messages about the signals that the fleet has got, which precede its report.
     pub(crate) fn finish_messages(&self) {
-        self.voice.finish();
+        self.printer.finish();
     }
 
     /// Ends the thread, and drops its fleet.
     pub(crate) fn end(self) {
         self.handle.close();
         let _ = self.thread.join();
-        self.voice.finish();
+        self.printer.finish();
     }
 }

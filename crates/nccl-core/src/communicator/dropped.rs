@@ -8,6 +8,7 @@ use nccl_sys as sys;
 use super::free::{KERNEL, finalize_with, free_with};
 use super::handle::{NotIdle, RawComm};
 use super::peer_kernels::{DROPPED, PeerKernels};
+use super::revoke::revoke_raw;
 use super::timeouts::Timeouts;
 use super::{AbortFlagParent, Inner};
 use crate::abort::AbortSignal;
@@ -34,6 +35,7 @@ struct Dropped {
     streams: (Option<Arc<CudaStream>>, Arc<CudaStream>),
     in_use: Vec<Arc<CudaStream>>,
     peer_kernels: PeerKernels,
+    has_blocking_calls: bool,
     supervisor: Option<Arc<dyn Supervisor>>,
     abort_signal: AbortSignal,
 }
@@ -67,6 +69,7 @@ impl Drop for Inner {
             streams: (self.capture_stream.take(), Arc::clone(&self.stream)),
             in_use: std::mem::take(&mut *self.in_use.lock()),
             peer_kernels: std::mem::take(&mut self.peer_kernels),
+            has_blocking_calls: self.has_blocking_calls,
             supervisor: self.supervisor.take(),
             abort_signal: self.abort_signal.clone(),
         };
@@ -113,9 +116,15 @@ fn finalize_dropped(dropped: Dropped) {
         },
         |way, raw| {
             peer_kernels.leave();
-            if let (FreeMethod::Abort, Some(abort_flag_parent)) = (way, abort_flag_parent) {
-                // A kernel may be queued behind an operation of NCCL's that hangs.
-                abort_flag_parent.raise();
+            // A kernel may be queued behind an operation of NCCL's that hangs.
+            match abort_flag_parent {
+                _ if way != FreeMethod::Abort || peer_kernels.are_over() => {}
+                Some(abort_flag_parent) => {
+                    abort_flag_parent.raise();
+                }
+                None if dropped.has_blocking_calls => {}
+                // If NCCL refuses, such kernels do not end.
+                None => drop(revoke_raw(&dropped.library, raw, deadline_after(DROPPED))),
             }
             if !peer_kernels.wait(deadline_after(DROPPED), || false) {
                 let code = sys::ncclResult_t::ncclInProgress;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nccl_sys as sys;
 
 use super::handle::{NotIdle, RawComm, free, wait_until_idle};
+use super::revoke::revoke_raw;
 use super::{AbortFlagParent, Inner, SharedLaunch};
 use crate::error::NcclFailure;
 use crate::events;
@@ -89,7 +90,7 @@ impl Inner {
         let launch = self.shared_launch();
         let _first = launch.as_ref().map(|launch| launch.0.lock());
         let deadline = deadline_after(self.timeouts.abort / 4);
-        self.revoke_raw(raw, deadline).is_ok()
+        revoke_raw(&self.library, raw, deadline).is_ok()
     }
 
     /// Returns the launch, under way or unfinished, that the communicator shares with others; to be locked while the

@@ -29,6 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::ffi;
 use crate::forked;
+use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::state::{FreeMethod, State};
 use crate::time::deadline_after;
@@ -112,7 +113,7 @@ impl Inner {
         // NCCL refuses a second revoke.
         let revoked = match is_revoked {
             true => Ok(()),
-            false => self.revoke_raw(raw, deadline_after(self.timeouts.abort)),
+            false => revoke_raw(&self.library, raw, deadline_after(self.timeouts.abort)),
         };
         match revoked {
             Ok(()) => {
@@ -147,23 +148,6 @@ impl Inner {
             true => self.is_to_be_revoked(),
             false => self.is_revoked(),
         }
-    }
-
-    pub(super) fn revoke_raw(&self, raw: RawComm, deadline: Instant) -> Result<(), NotIdle> {
-        const CALL: &str = "ncclCommRevoke";
-        let library = &self.library;
-        let Some(revoke) = library.api().ncclCommRevoke else {
-            return Err(NotIdle::Failed(ffi::missing(library, CALL)));
-        };
-        // With a launch under way, NCCL would continue to use what the revoke has freed (`ncclGroupJobAbort`,
-        // group.cc).
-        if state(library, raw).map_err(NotIdle::Failed)? != sys::ncclResult_t::ncclSuccess {
-            return Err(NotIdle::Interrupted);
-        }
-        // SAFETY: `raw` was taken out of its handle by the only caller that ends it, so no other call uses it.
-        let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
-        ffi::check(library, CALL, code).map_err(NotIdle::Failed)?;
-        wait_until_idle(library, raw, CALL, deadline, || false)
     }
 
     /// Aborts a revoked communicator that NCCL does not shrink any more.
@@ -216,4 +200,25 @@ impl Inner {
             std::mem::forget(raw);
         }
     }
+}
+
+/// Revokes a communicator whose calls do not block, until `deadline`. The caller owns `raw`: it was taken out of its handle, so
+/// that no other call uses it.
+pub(super) fn revoke_raw(
+    library: &Library,
+    raw: RawComm,
+    deadline: Instant,
+) -> Result<(), NotIdle> {
+    const CALL: &str = "ncclCommRevoke";
+    let Some(revoke) = library.api().ncclCommRevoke else {
+        return Err(NotIdle::Failed(ffi::missing(library, CALL)));
+    };
+    // With a launch under way, NCCL would continue to use what the revoke has freed (`ncclGroupJobAbort`, group.cc).
+    if state(library, raw).map_err(NotIdle::Failed)? != sys::ncclResult_t::ncclSuccess {
+        return Err(NotIdle::Interrupted);
+    }
+    // SAFETY: the caller owns `raw`.
+    let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
+    ffi::check(library, CALL, code).map_err(NotIdle::Failed)?;
+    wait_until_idle(library, raw, CALL, deadline, || false)
 }

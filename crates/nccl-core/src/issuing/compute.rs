@@ -77,7 +77,7 @@ impl Inner {
             let started = Instant::now();
             let ticket = recorder.begin(sequence, kind, started, buffers.on, patience, 1);
             // Not counted among NCCL's operations, of which the first one connects the ranks.
-            let _ = operation.record(recorder);
+            operation.record(recorder);
             if ticket.is_reach_due {
                 recorder.note_reach(ticket);
             }

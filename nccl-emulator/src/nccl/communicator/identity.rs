@@ -89,7 +89,7 @@ fn life_in(stat: io::Result<String>) -> Life {
 /// It cannot be told now.
 struct Unclear;
 
-/// Returns the start of this process; `None` if /proc is that of another PID namespace, where its PID is somebody else's.
+/// Returns the start of this process; `None` if /proc is that of another PID namespace, where its PID is that of another process.
 fn own_start() -> Result<Option<u64>, Unclear> {
     static KNOWN: OnceLock<Option<u64>> = OnceLock::new();
     if let Some(known) = KNOWN.get() {

@@ -112,6 +112,12 @@ impl Writer {
         }
     }
 
+    /// Returns the statistics of the communicator.
+    #[inline]
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
     /// Makes the operations readable whose C calls were made.
     #[inline]
     pub(crate) fn publish_operations(&mut self, operations: usize) {
