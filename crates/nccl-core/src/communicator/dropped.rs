@@ -6,9 +6,8 @@ use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
 use super::free::{KERNEL, finalize_with, free_with};
-use super::handle::{NotIdle, RawComm};
+use super::handle::{NotIdle, RawComm, revoke_raw};
 use super::peer_kernels::{DROPPED, PeerKernels};
-use super::revoke::revoke_raw;
 use super::timeouts::Timeouts;
 use super::{AbortFlagParent, Inner};
 use crate::abort::AbortSignal;

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::handle::{NotIdle, RawComm, free, wait_until_idle};
-use super::revoke::revoke_raw;
+use super::handle::{NotIdle, RawComm, free, revoke_raw, wait_until_idle};
 use super::{AbortFlagParent, Inner, SharedLaunch};
 use crate::error::NcclFailure;
 use crate::events;

@@ -274,3 +274,24 @@ impl NotIdle {
         }
     }
 }
+
+/// Revokes a communicator whose calls do not block, until `deadline`. The caller owns `raw`: it was taken out of its handle, so
+/// that no other call uses it.
+pub(super) fn revoke_raw(
+    library: &Library,
+    raw: RawComm,
+    deadline: Instant,
+) -> Result<(), NotIdle> {
+    const CALL: &str = "ncclCommRevoke";
+    let Some(revoke) = library.api().ncclCommRevoke else {
+        return Err(NotIdle::Failed(ffi::missing(library, CALL)));
+    };
+    // With a launch under way, NCCL would continue to use what the revoke has freed (`ncclGroupJobAbort`, group.cc).
+    if state(library, raw).map_err(NotIdle::Failed)? != sys::ncclResult_t::ncclSuccess {
+        return Err(NotIdle::Interrupted);
+    }
+    // SAFETY: the caller owns `raw`.
+    let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
+    ffi::check(library, CALL, code).map_err(NotIdle::Failed)?;
+    wait_until_idle(library, raw, CALL, deadline, || false)
+}
