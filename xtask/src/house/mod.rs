@@ -42,6 +42,9 @@ const OWNERS: &[(&str, &str)] = &[
     ("nccl", "World"),
 ];
 
+/// The most files with methods of a `Communicator`.
+const MOST_FILES_OF_COMMUNICATOR: usize = 8;
+
 /// The most circles of files in all crates together, and the most files in one of them. No rooms may be in a cycle.
 const MOST_CIRCLES: usize = 4;
 const LARGEST_CIRCLE: usize = 6;
@@ -49,8 +52,8 @@ const LARGEST_CIRCLE: usize = 6;
 /// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`; with `--circles` also which file of a
 /// cycle uses which, one line for each, and which files tie a cycle of rooms.
 ///
-/// Fails in this workspace if the borders between crates are crossed, rooms of a crate use each other in a cycle, or there are
-/// too many circles of files.
+/// Fails in this workspace if the borders between crates are crossed, rooms of a crate use each other in a cycle, there are too
+/// many circles of files, or the methods of a communicator are in too many files.
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let tree: Option<PathBuf> = arguments.path("--tree")?;
     let lists_circles = arguments.flag("--circles");
@@ -112,8 +115,19 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         }
     }
     println!("\nlines of code in all: {code}");
-    for (owner, files) in owners {
+    for (owner, files) in &owners {
         println!("files with an `impl {owner}`: {files}");
+    }
+    if is_own
+        && owners
+            .get("Communicator")
+            .is_some_and(|&files| files > MOST_FILES_OF_COMMUNICATOR)
+    {
+        return Err(format!(
+            "the methods of a `Communicator` may be in {MOST_FILES_OF_COMMUNICATOR} files: `communicator.rs` of a room has the \
+             public ones"
+        )
+        .into());
     }
     if is_own && !all_knots.is_empty() {
         return Err(format!(

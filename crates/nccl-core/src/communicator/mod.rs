@@ -38,7 +38,7 @@ pub(crate) mod registry;
 pub(crate) mod revocation;
 mod revoke;
 pub(crate) mod stream_order;
-mod suspend;
+pub(crate) mod suspend;
 pub(crate) mod timeouts;
 mod window_hold;
 
@@ -59,6 +59,7 @@ pub use lifecycle::{end_failed, leak_failed};
 pub use peer_kernels::PeerKernel;
 pub(crate) use peer_kernels::{Holds, PeerKernels};
 pub use public::Communicator;
+pub(crate) use rare_calls::{ask, together};
 pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{
     check_allocation_stream, check_buffer_context, check_not_capturing, is_same as is_same_stream,
@@ -66,5 +67,6 @@ pub(crate) use stream_order::{
 pub use suspend::CommunicatorMemory;
 pub use timeouts::Timeouts;
 pub use window_hold::WindowHold;
+pub(crate) use window_hold::hold_windows;
 #[doc(hidden)]
 pub use window_hold::is_reached;

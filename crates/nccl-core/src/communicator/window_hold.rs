@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use super::Communicator;
+use super::Inner;
 use super::context_lost::is_context_lost;
 use super::peer_kernels::PeerKernel;
 use super::stream_order::check_not_capturing;
@@ -78,43 +78,20 @@ pub fn is_reached(context: &CudaContext, event: &CudaEvent) -> bool {
     reached.unwrap_or_else(|error| is_context_lost(error.0 as u32))
 }
 
-impl Communicator {
-    /// Keeps the windows of the communicator mapped while kernels of the program use [`Window::peer_address`] or a
-    /// [`DeviceCommunicator`]. An abort, which a fault of another rank may begin at any time, and an orderly end wait until the
-    /// work that is on the stream at [`WindowHold::until`] is over. If that takes longer than three quarters of the
-    /// [abort timeout](crate::Timeouts::abort), the communicator is leaked, with its windows mapped.
-    ///
-    /// Take the hold before the launch. A kernel that waits for other ranks should check a flag or a clock, so that it ends if
-    /// they do not arrive.
-    ///
-    /// [`Window::peer_address`]: crate::one_sided::Window::peer_address
-    /// [`DeviceCommunicator`]: crate::device_api::DeviceCommunicator
-    ///
-    /// # Errors
-    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when
-    /// the communicator has ended or is being finalized, because its windows may be gone.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let hold = comm.hold_windows()?;
-    /// drop(hold); // nothing was launched
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn hold_windows(&self) -> Result<WindowHold> {
-        forked::check()?;
-        let hold = Arc::new(Hold {
-            context: Arc::clone(&self.inner.context),
-            state: Mutex::new(HoldState::Held),
-        });
-        let made = WindowHold { hold };
-        self.inner.add_peer_kernel(Arc::<Hold>::clone(&made.hold));
-        // Checked after the hold was added: an end that begins later sees the hold. One that has begun, a finalize included,
-        // may not.
-        match self.inner.lifecycle.get() {
-            State::Ready => Ok(made),
-            _ => Err(self.inner.out_of_use()),
-        }
+/// Holds the windows of a communicator.
+pub(crate) fn hold_windows(inner: &Arc<Inner>) -> Result<WindowHold> {
+    forked::check()?;
+    let hold = Arc::new(Hold {
+        context: Arc::clone(&inner.context),
+        state: Mutex::new(HoldState::Held),
+    });
+    let made = WindowHold { hold };
+    inner.add_peer_kernel(Arc::<Hold>::clone(&made.hold));
+    // Checked after the hold was added: an end that begins later sees the hold. One that has begun, a finalize included,
+    // may not.
+    match inner.lifecycle.get() {
+        State::Ready => Ok(made),
+        _ => Err(inner.out_of_use()),
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaEvent, DeviceRepr};
 use nccl_sys as sys;
 
-use crate::communicator::{Communicator, Holds, KeepAlive};
+use super::properties::properties;
+use crate::communicator::{Communicator, Holds, KeepAlive, together};
 use crate::config;
 use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
@@ -169,104 +170,86 @@ impl PlacePointer {
     }
 }
 
-impl Communicator {
-    /// Makes a device communicator, for kernels that use NCCL's device functions. All ranks must call this with the same
-    /// requirements.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] if NCCL is older than the bindings ([`nccl_sys::Version::HEADER`]), because its struct
-    /// differs. [`ErrorKind::InvalidConfig`] for numbers that exceed NCCL's range, and on all ranks if their requirements
-    /// differ. [`ErrorKind::Unavailable`] if these ranks have no device API
-    /// ([`Properties::device_api`](super::Properties::device_api)). [`ErrorKind::Nccl`] when NCCL fails, as in the emulator's
-    /// own implementation, and [`ErrorKind::TimedOut`] when not all ranks make the call; in both cases the communicator is
-    /// aborted.
-    ///
-    /// Wraps `ncclDevCommCreate`.
-    ///
-    /// ```no_run
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let device = comm.device_communicator(&Default::default())?;
-    /// println!("{:?}", device.argument());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn device_communicator(&self, needs: &DeviceRequirements) -> Result<DeviceCommunicator> {
-        let library = self.library();
-        let function = library.function(sys::Api::ncclDevCommCreate)?;
-        library.function(sys::Api::ncclDevCommDestroy)?;
-        if library.version() < sys::Version::HEADER {
-            return Err(library.unsupported(
-                String::from("a device communicator as these bindings have it"),
-                sys::Version::HEADER,
-            ));
-        }
-        self.compare(needs)?;
-        let needs = needs.to_raw()?;
-        // From here on, the other ranks wait for this one.
-        let alone = |error| self.inner.fail_alone(error);
-        let properties = self.properties().map_err(alone)?;
-        if !properties.device_api {
-            return Err(Error::new(ErrorKind::Unavailable {
-                what: "a device communicator",
-                reason: String::from(
-                    "NCCL has no device API among these ranks; it needs peer access between the devices of all ranks and memory \
-                     from cuMem (NCCL_CUMEM_ENABLE), or a network with GIN",
-                ),
-            }));
-        }
-        if needs.lsaMultimem && !properties.multimem {
-            return Err(Error::new(ErrorKind::Unavailable {
-                what: "a multicast address of all ranks",
-                reason: String::from("these devices have none (NVLink SHARP)"),
-            }));
-        }
-        let last = cuda_driver::new_event(&self.inner.context, None)
-            .map_err(Error::cuda("creating an event (cuEventCreate)"))
-            .map_err(alone)?;
-        // SAFETY: integers, booleans, arrays of them and pointers, all of which may be zero.
-        let made = unsafe { std::mem::zeroed::<sys::ncclDevComm_t>() };
-        // Leaked where the call fails: NCCL may still write to it.
-        let place = Box::into_raw(Box::new(Place { needs, made }));
-        let theirs = PlacePointer(place);
-        self.together(
-            CREATE,
-            |inner, handle| inner.ready(handle),
-            // SAFETY: the communicator is alive, under its lock. `needs` and `made` stay valid until the call has settled;
-            // if it never does, they are leaked.
-            move |raw| unsafe {
-                let place = theirs.get();
-                function(
-                    raw.as_ptr(),
-                    &raw const (*place).needs,
-                    &raw mut (*place).made,
-                )
-            },
-            |_| {},
-        )?;
-        // SAFETY: the box was made above, and NCCL does not use it any more.
-        let place = unsafe { Box::from_raw(place) };
-        Ok(DeviceCommunicator {
-            argument: ManuallyDrop::new(Box::new(DeviceArgument(place.made))),
-            comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
-            last: ManuallyDrop::new(last),
-        })
+/// Makes a device communicator. `gather` returns the numbers that all ranks pass to it, in rank order.
+pub(crate) fn device_communicator(
+    comm: &Communicator,
+    needs: &DeviceRequirements,
+    gather: impl FnOnce(u64) -> Result<Vec<u64>>,
+) -> Result<DeviceCommunicator> {
+    let library = comm.library();
+    let function = library.function(sys::Api::ncclDevCommCreate)?;
+    library.function(sys::Api::ncclDevCommDestroy)?;
+    if library.version() < sys::Version::HEADER {
+        return Err(library.unsupported(
+            String::from("a device communicator as these bindings have it"),
+            sys::Version::HEADER,
+        ));
     }
+    compare(needs, gather)?;
+    let needs = needs.to_raw()?;
+    // From here on, the other ranks wait for this one.
+    let alone = |error| comm.inner.fail_alone(error);
+    let properties = properties(comm).map_err(alone)?;
+    if !properties.device_api {
+        return Err(Error::new(ErrorKind::Unavailable {
+            what: "a device communicator",
+            reason: String::from(
+                "NCCL has no device API among these ranks; it needs peer access between the devices of all ranks and memory \
+                 from cuMem (NCCL_CUMEM_ENABLE), or a network with GIN",
+            ),
+        }));
+    }
+    if needs.lsaMultimem && !properties.multimem {
+        return Err(Error::new(ErrorKind::Unavailable {
+            what: "a multicast address of all ranks",
+            reason: String::from("these devices have none (NVLink SHARP)"),
+        }));
+    }
+    let last = cuda_driver::new_event(&comm.inner.context, None)
+        .map_err(Error::cuda("creating an event (cuEventCreate)"))
+        .map_err(alone)?;
+    // SAFETY: integers, booleans, arrays of them and pointers, all of which may be zero.
+    let made = unsafe { std::mem::zeroed::<sys::ncclDevComm_t>() };
+    // Leaked where the call fails: NCCL may still write to it.
+    let place = Box::into_raw(Box::new(Place { needs, made }));
+    let theirs = PlacePointer(place);
+    together(
+        comm,
+        CREATE,
+        |inner, handle| inner.ready(handle),
+        // SAFETY: the communicator is alive, under its lock. `needs` and `made` stay valid until the call has settled;
+        // if it never does, they are leaked.
+        move |raw| unsafe {
+            let place = theirs.get();
+            function(
+                raw.as_ptr(),
+                &raw const (*place).needs,
+                &raw mut (*place).made,
+            )
+        },
+        |_| {},
+    )?;
+    // SAFETY: the box was made above, and NCCL does not use it any more.
+    let place = unsafe { Box::from_raw(place) };
+    Ok(DeviceCommunicator {
+        argument: ManuallyDrop::new(Box::new(DeviceArgument(place.made))),
+        comm: ManuallyDrop::new(KeepAlive::new(comm.clone())),
+        last: ManuallyDrop::new(last),
+    })
 }
 
-impl Communicator {
-    /// Fails on all ranks if their requirements differ: kernels store into memory that the peers have allocated for these
-    /// requirements.
-    fn compare(&self, needs: &DeviceRequirements) -> Result<()> {
-        let mut hasher = DefaultHasher::new();
-        needs.hash(&mut hasher);
-        let all = self.gather_from_all(hasher.finish())?;
-        match all.iter().position(|&one| one != all[0]) {
-            None => Ok(()),
-            Some(rank) => Err(config::invalid(
-                "requirements",
-                format!("rank {rank} requires something else than rank 0; this rank {needs:?}"),
-            )),
-        }
+/// Fails on all ranks if their requirements differ: kernels store into memory that the peers have allocated for these
+/// requirements.
+fn compare(needs: &DeviceRequirements, gather: impl FnOnce(u64) -> Result<Vec<u64>>) -> Result<()> {
+    let mut hasher = DefaultHasher::new();
+    needs.hash(&mut hasher);
+    let all = gather(hasher.finish())?;
+    match all.iter().position(|&one| one != all[0]) {
+        None => Ok(()),
+        Some(rank) => Err(config::invalid(
+            "requirements",
+            format!("rank {rank} requires something else than rank 0; this rank {needs:?}"),
+        )),
     }
 }
 

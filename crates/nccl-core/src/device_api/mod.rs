@@ -12,6 +12,8 @@ mod properties;
 mod team;
 
 pub use crate::communicator::WindowHold;
+pub(crate) use device_communicator::device_communicator;
 pub use device_communicator::{DeviceArgument, DeviceCommunicator, DeviceRequirements};
+pub(crate) use properties::properties;
 pub use properties::{Gin, Properties};
 pub use team::Team;

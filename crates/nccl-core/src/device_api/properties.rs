@@ -2,7 +2,7 @@
 
 use nccl_sys as sys;
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, ask};
 use crate::error::{Error, Result};
 use crate::ffi;
 
@@ -80,52 +80,30 @@ impl Gin {
     }
 }
 
-impl Communicator {
-    /// Returns the capabilities of the communicator. NCCL answers without communicating with the other ranks.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::error::ErrorKind::Unsupported) before NCCL 2.29.2,
-    /// [`ErrorKind::Nccl`](crate::error::ErrorKind::Nccl) when NCCL fails;
-    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when the
-    /// communicator has ended.
-    ///
-    /// Wraps `ncclCommQueryProperties`.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let world = nccl::World::threads(1).remove(0);
-    /// # let comm = world.communicator("demo").stream(&stream).build()?;
-    /// println!("one-sided operations: {:?}", comm.properties()?.host_rma);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn properties(&self) -> Result<Properties> {
-        let function = self.library().function(sys::Api::ncclCommQueryProperties)?;
-        self.ask(CALL, move |inner, raw| {
-            let version = inner.library.version();
-            let mut answer = sys::NCCL_COMM_PROPERTIES_INITIALIZER;
-            // An older library fills only the beginning of the struct, and refuses a version that it does not know.
-            answer.version = answer.version.min(version.code() as u32);
-            // SAFETY: the communicator is alive, under its lock. `answer` is valid for the call, and large enough for
-            // any library that knows the version in it.
-            let code = unsafe { function(raw.as_ptr(), &mut answer) };
-            ffi::check(&inner.library, CALL, code).map_err(Error::from)?;
-            let (with_rma, with_hash) = (
-                version >= sys::Version::new(2, 29, 7),
-                version >= sys::Version::new(2, 31, 2),
-            );
-            Ok(Properties {
-                nvml_device: u32::try_from(answer.nvmlDev).ok(),
-                device_api: answer.deviceApiSupport,
-                multimem: answer.multimemSupport,
-                gin: Gin::from_raw(answer.ginType),
-                railed_gin: with_rma.then(|| Gin::from_raw(answer.railedGinType)),
-                host_rma: with_rma.then_some(answer.hostRmaSupport),
-                load_store_teams: with_rma.then_some(answer.nLsaTeams.max(0) as usize),
-                hash: with_hash.then_some(answer.commHash),
-            })
+pub(crate) fn properties(comm: &Communicator) -> Result<Properties> {
+    let function = comm.library().function(sys::Api::ncclCommQueryProperties)?;
+    ask(comm, CALL, move |inner, raw| {
+        let version = inner.library.version();
+        let mut answer = sys::NCCL_COMM_PROPERTIES_INITIALIZER;
+        // An older library fills only the beginning of the struct, and refuses a version that it does not know.
+        answer.version = answer.version.min(version.code() as u32);
+        // SAFETY: the communicator is alive, under its lock. `answer` is valid for the call, and large enough for
+        // any library that knows the version in it.
+        let code = unsafe { function(raw.as_ptr(), &mut answer) };
+        ffi::check(&inner.library, CALL, code).map_err(Error::from)?;
+        let (with_rma, with_hash) = (
+            version >= sys::Version::new(2, 29, 7),
+            version >= sys::Version::new(2, 31, 2),
+        );
+        Ok(Properties {
+            nvml_device: u32::try_from(answer.nvmlDev).ok(),
+            device_api: answer.deviceApiSupport,
+            multimem: answer.multimemSupport,
+            gin: Gin::from_raw(answer.ginType),
+            railed_gin: with_rma.then(|| Gin::from_raw(answer.railedGinType)),
+            host_rma: with_rma.then_some(answer.hostRmaSupport),
+            load_store_teams: with_rma.then_some(answer.nLsaTeams.max(0) as usize),
+            hash: with_hash.then_some(answer.commHash),
         })
-    }
+    })
 }

@@ -2,7 +2,7 @@
 
 use nccl_sys as sys;
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, ask};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Ranks of a communicator at equal distances; NCCL's device functions take a team as a `ncclTeam_t`.
@@ -84,7 +84,7 @@ impl Team {
         >,
     ) -> Result<Self> {
         let function = comm.library().function(function)?;
-        let found = comm.ask(name, move |_, raw| {
+        let found = ask(comm, name, move |_, raw| {
             // SAFETY: the communicator is alive, under its lock.
             Ok(unsafe { function(raw.as_ptr()) })
         })?;

@@ -1,7 +1,7 @@
-//! The methods of a communicator that allocate memory and register it with NCCL.
+//! The methods of a communicator that allocate memory and register it with NCCL, and those for NCCL's own memory.
 
 use super::{Buffer, OwnedBuffer, Registered, registered, window};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, CommunicatorMemory, suspend};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::time::deadline_after;
@@ -92,5 +92,80 @@ impl Communicator {
                 timeout: self.timeout,
             })),
         }
+    }
+
+    /// Returns how much device memory NCCL has allocated for the communicator on this rank: its own buffers, not those of the
+    /// program.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] before NCCL 2.29.7; [`ErrorKind::Nccl`] where `NCCL_DISABLE_MEM_MANAGER=1` turns the accounting
+    /// off; [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended.
+    ///
+    /// Wraps `ncclCommMemStats`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// let memory = comm.memory()?;
+    /// assert!(!memory.is_suspended && memory.suspendable <= memory.total);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn memory(&self) -> Result<CommunicatorMemory> {
+        suspend::memory(self)
+    }
+
+    /// Releases the device memory of the communicator's own buffers until [`resume`](Self::resume), for instance while an
+    /// inference server sleeps. All ranks have to call this. It waits for all work on the device, and for the other ranks.
+    ///
+    /// Until the communicator is resumed, every operation and every launch of a plan is refused; plans stay valid. It can be
+    /// finalized, aborted and dropped. It must have been made with
+    /// [`CommunicatorBuilder::suspendable`](crate::CommunicatorBuilder::suspendable).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a communicator that was not made `suspendable`; [`ErrorKind::Unsupported`] before NCCL
+    /// 2.29.7; [`ErrorKind::Nccl`] if `NCCL_DISABLE_MEM_MANAGER=1` forbids it; [`ErrorKind::Closed`] when the communicator is
+    /// already suspended. [`ErrorKind::TimedOut`] when not all ranks make the call within the timeout for operations, and
+    /// [`ErrorKind::Nccl`] when NCCL fails; the communicator is then aborted.
+    ///
+    /// Wraps `ncclCommSuspend`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// let comm = world.communicator("model").stream(&stream).with(|comm| comm.suspendable = true).build()?;
+    /// comm.suspend()?;
+    /// assert!(comm.barrier().is_err());
+    /// comm.resume()?;
+    /// comm.barrier()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn suspend(&self) -> Result<()> {
+        suspend::suspend(self)
+    }
+
+    /// Allocates the memory again that [`suspend`](Self::suspend) released. All ranks have to call this.
+    ///
+    /// # Errors
+    /// As [`suspend`](Self::suspend), and [`ErrorKind::InvalidConfig`] when the communicator is not suspended.
+    ///
+    /// Wraps `ncclCommResume`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// comm.suspend()?;
+    /// // … another model uses the memory …
+    /// comm.resume()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn resume(&self) -> Result<()> {
+        suspend::resume(self)
     }
 }

@@ -1,5 +1,6 @@
 //! One-sided operations: a rank writes into a window of another rank and signals it, and that rank waits for the signals.
 //!
+//! - `communicator`: the methods of a communicator for windows, and for kernels that use them;
 //! - `window`: the memory into which the other ranks write;
 //! - `target`: the destinations of puts and signals, and the signals of a wait;
 //! - `operations`: put, signal and wait, single and in groups.
@@ -13,6 +14,7 @@
 //!   last mapping).
 //! - Windows contain plain numbers: a put that arrives while a window is read yields wrong numbers, and nothing worse.
 
+mod communicator;
 mod operations;
 mod target;
 mod window;

@@ -7,6 +7,7 @@ use nccl_sys as sys;
 
 use super::{Signals, Target, Window};
 use crate::buffer::SendBuffer;
+#[cfg(doc)]
 use crate::communicator::Communicator;
 use crate::config;
 use crate::dtype::NcclType;
@@ -80,30 +81,6 @@ impl<T: NcclType> Window<T> {
         comm.group_of_kind(OperationKind::WaitSignal, shape, |group| {
             group.wait_signals(self, signals)
         })
-    }
-}
-
-impl Communicator {
-    /// Signals a rank without a put, for instance to report that a part of this rank's window may be written again. The ranks
-    /// must have made a [`window`](Self::window) before.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if no window was made yet. Otherwise as [`Window::put`](crate::one_sided::Window::put).
-    ///
-    /// Wraps `ncclSignal` (NCCL ≥ 2.29.2).
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// comm.signal(nccl::one_sided::Target::rank(0))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn signal(&self, to: Target) -> Result<Request> {
-        let shape = Shape {
-            peer: Some(to.peer),
-            ..Shape::default()
-        };
-        self.group_of_kind(OperationKind::Signal, shape, |group| group.signal(to))
     }
 }
 
