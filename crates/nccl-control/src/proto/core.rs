@@ -422,6 +422,10 @@ impl Core {
         self.may_hold_lease() && now <= self.lease.start.after(self.timing.lease)
     }
 
+    pub(super) fn has_had_lease(&self) -> bool {
+        self.lease.start != Time::default()
+    }
+
     fn may_hold_lease(&self) -> bool {
         !self.renounced_lease || self.mistakes.makes(Mistake::AbstainerCounts)
     }

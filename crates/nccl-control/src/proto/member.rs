@@ -361,6 +361,12 @@ impl MemberMachine {
         known.is_some_and(|known| known.reduces_electorate)
     }
 
+    /// Whether this process has had a lease in its generation. Without one it removes no ended process from the voters.
+    #[must_use]
+    pub fn has_had_lease(&self) -> bool {
+        self.core.has_had_lease()
+    }
+
     /// Whether this process is neither looking for a coordinator nor waiting for an answer.
     #[must_use]
     pub fn is_idle(&self) -> bool {

@@ -1181,11 +1181,17 @@ impl<'s> Run<'s> {
         {
             return Ok(());
         }
+        // A process that has joined and never had a lease may have been left out of a later generation, all of whose members
+        // have ended, so that it counts no end.
+        let could_go_on = |process: &Process| match &process.machine {
+            Machine::Member(member) => process.alive && member.has_had_lease(),
+            Machine::Observer(_) => process.alive,
+        };
         for (number, notes) in self.notes.iter().enumerate() {
             if let Some(why) = notes
                 .excluded
                 .as_ref()
-                .filter(|_| self.net.processes[number].alive)
+                .filter(|_| could_go_on(&self.net.processes[number]))
             {
                 return broken(
                     5,
