@@ -170,7 +170,7 @@ const CHORES: &[Chore] = &[
     },
     Chore {
         name: "real-nccl",
-        arguments: "run|test|fetch|terms [OPTIONS]",
+        arguments: "run|test|valgrind|fetch|terms [OPTIONS]",
         purpose: "run programs and tests on NVIDIA's library without a GPU; options: docs/real-nccl.md",
         run: real_nccl::run,
     },

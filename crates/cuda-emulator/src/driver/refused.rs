@@ -8,8 +8,7 @@ use crate::result::CUresult;
 use crate::sync::Mutex;
 use stand_in_object::Symbol;
 
-const NO_KERNELS: &str =
-    "of kernels the emulator has modules of PTX, their functions and cuLaunchKernel";
+const NO_KERNELS: &str = "of kernels the emulator has modules of PTX, their functions, cuLaunchKernel and cuLaunchKernelEx";
 const NO_NODES: &str = "the emulator's graphs come from captures: host functions, events and dependencies can be added, nothing changed";
 const NO_MULTICAST: &str = "the emulator has no multicast objects";
 const NO_ENDPOINTS: &str = "the emulator has no logical endpoints";

@@ -99,7 +99,7 @@ impl Choice<'_> {
     fn not_copy_engine(&self) -> Option<String> {
         if !self.comm.inner.is_zero_cta {
             return Some(String::from(
-                "the communicator was not made with Config::cta_policy(CtaPolicy::Zero), without which NCCL uses \
+                "the communicator was not made with cta_policy = Some(CtaPolicy::Zero), without which NCCL uses \
                  multiprocessors",
             ));
         }
