@@ -87,6 +87,9 @@ struct Link {
     acknowledged: u64,
     /// Generation and message, numbered from `acknowledged + 1`.
     pending: VecDeque<(u64, Message)>,
+    /// The number of pending messages that were sent over the connection, and the bytes of the large ones among them.
+    sent: usize,
+    sent_large: usize,
     received: u64,
     /// The number of received messages that have not been acknowledged to the peer.
     unacknowledged_count: u32,
@@ -111,6 +114,10 @@ pub(super) struct Links {
 
 /// The number of messages after which a separate acknowledgement is sent.
 const MAX_UNACKNOWLEDGED: u32 = 16;
+
+/// The bytes of large messages that may be on their way to a peer at once. The others wait for acknowledgements: several large
+/// answers at one moment must not overflow the queue of a connection, which would end the connection.
+const LARGE_WINDOW: usize = 128 << 20;
 
 /// The incarnation of a process that is not known yet.
 const UNKNOWN: u64 = 0;
@@ -173,6 +180,8 @@ impl Links {
             down_since: now,
             acknowledged: 0,
             pending: VecDeque::new(),
+            sent: 0,
+            sent_large: 0,
             received: 0,
             unacknowledged_count: 0,
             keep_when_idle: false,
@@ -273,20 +282,8 @@ impl Links {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
         };
-        link.pending.push_back((generation, message.clone()));
-        if let Some(connection) = link.connection.filter(|_| link.is_ready) {
-            let sequence = link.acknowledged + link.pending.len() as u64;
-            link.unacknowledged_count = 0;
-            let acknowledged = link.received;
-            let frame = Frame::Data {
-                sequence,
-                acknowledged,
-                generation,
-                message,
-            };
-            self.requests
-                .push_back(ConnectionRequest::Transmit(connection, frame));
-        }
+        link.pending.push_back((generation, message));
+        link.transmit(&mut self.requests);
     }
 
     /// Sends a frame that is not repeated, if the link is ready.
@@ -463,7 +460,8 @@ impl Links {
                 generation,
                 message,
             } if link.is_ready => {
-                acknowledge(link, acknowledged);
+                link.acknowledge(acknowledged);
+                link.transmit(&mut self.requests);
                 let is_next = sequence == link.received + 1;
                 let is_repeated =
                     sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice);
@@ -494,7 +492,10 @@ impl Links {
                     message,
                 });
             }
-            Frame::Acknowledge(number) if link.is_ready => acknowledge(link, number),
+            Frame::Acknowledge(number) if link.is_ready => {
+                link.acknowledge(number);
+                link.transmit(&mut self.requests);
+            }
             Frame::Heartbeat(heartbeat) if link.is_ready => {
                 self.events.push_back(LinkEvent::Heartbeat(peer, heartbeat))
             }
@@ -584,6 +585,8 @@ impl Links {
             down_since: now,
             acknowledged: 0,
             pending: VecDeque::new(),
+            sent: 0,
+            sent_large: 0,
             received: 0,
             unacknowledged_count: 0,
             keep_when_idle: false,
@@ -610,8 +613,9 @@ impl Links {
         {
             return self.lose(peer);
         }
+        (link.sent, link.sent_large) = (0, 0);
         if !self.mistakes.makes(Mistake::HandledTwice) {
-            acknowledge(link, received);
+            link.acknowledge(received);
         }
         link.is_ready = true;
         link.failures = 0;
@@ -620,21 +624,10 @@ impl Links {
             link.acknowledged += link.pending.len() as u64;
             link.pending.clear();
         }
-        let Some(connection) = link.connection else {
+        if link.connection.is_none() {
             return;
-        };
-        for (sequence, (generation, message)) in (link.acknowledged + 1..).zip(&link.pending) {
-            let (generation, message) = (*generation, message.clone());
-            let acknowledged = link.received;
-            let frame = Frame::Data {
-                sequence,
-                acknowledged,
-                generation,
-                message,
-            };
-            self.requests
-                .push_back(ConnectionRequest::Transmit(connection, frame));
         }
+        link.transmit(&mut self.requests);
         let event = match std::mem::replace(&mut link.was_ready, true) {
             false => LinkEvent::Up,
             true => LinkEvent::Resumed(peer, now.since(link.down_since)),
@@ -704,8 +697,40 @@ impl Links {
     }
 }
 
-fn acknowledge(link: &mut Link, number: u64) {
-    while link.acknowledged < number && link.pending.pop_front().is_some() {
-        link.acknowledged += 1;
+impl Link {
+    /// Sends the messages that were not sent over this connection, as far as the window allows.
+    fn transmit(&mut self, requests: &mut VecDeque<ConnectionRequest>) {
+        let Some(connection) = self.connection.filter(|_| self.is_ready) else {
+            return;
+        };
+        while let Some((generation, message)) = self.pending.get(self.sent) {
+            let large = message.large_bytes();
+            if self.sent_large > 0 && self.sent_large + large > LARGE_WINDOW {
+                break;
+            }
+            self.sent += 1;
+            self.sent_large += large;
+            self.unacknowledged_count = 0;
+            let frame = Frame::Data {
+                sequence: self.acknowledged + self.sent as u64,
+                acknowledged: self.received,
+                generation: *generation,
+                message: message.clone(),
+            };
+            requests.push_back(ConnectionRequest::Transmit(connection, frame));
+        }
+    }
+
+    /// Forgets the messages up to this number: the peer has them.
+    fn acknowledge(&mut self, number: u64) {
+        while self.acknowledged < number
+            && let Some((_, message)) = self.pending.pop_front()
+        {
+            self.acknowledged += 1;
+            if self.sent > 0 {
+                self.sent -= 1;
+                self.sent_large -= message.large_bytes();
+            }
+        }
     }
 }

@@ -133,13 +133,19 @@ pub struct ReconfigureRequest {
 impl Message {
     /// Whether the transfer may take long, so that the message is acknowledged at once.
     pub(super) fn is_large(&self) -> bool {
+        self.large_bytes() > 0
+    }
+
+    /// Returns the number of bytes of a large message; 0 for others.
+    pub(super) fn large_bytes(&self) -> usize {
         const LARGE: usize = 64 << 10;
-        match self {
-            Self::Request(bytes) | Self::Reply(bytes) => bytes.len() > LARGE,
-            Self::Direct { bytes, .. } => bytes.len() > LARGE,
-            Self::Broadcast(broadcast) => broadcast.bytes.len() > LARGE,
-            _ => false,
-        }
+        let bytes = match self {
+            Self::Request(bytes) | Self::Reply(bytes) => bytes.len(),
+            Self::Direct { bytes, .. } => bytes.len(),
+            Self::Broadcast(broadcast) => broadcast.bytes.len(),
+            _ => 0,
+        };
+        if bytes > LARGE { bytes } else { 0 }
     }
 }
 

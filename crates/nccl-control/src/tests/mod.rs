@@ -66,6 +66,28 @@ fn a_rank_that_leaves_is_named_at_once() {
 }
 
 #[test]
+fn several_large_values_for_one_rank_at_one_moment_keep_its_connection() {
+    const READERS: usize = 6;
+    let value = vec![7; 50 << 20];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let world = World::join(rendezvous("backlog", 1, 2)).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..READERS {
+                    scope.spawn(|| assert!(world.get("large").unwrap() == value));
+                }
+            });
+            world.barrier("end").unwrap();
+        });
+        let world = World::join(rendezvous("backlog", 0, 2)).unwrap();
+        // Sooner, and fewer of them wait: then this shows less.
+        std::thread::sleep(Duration::from_millis(500));
+        world.set("large", &value).unwrap();
+        world.barrier("end").unwrap();
+    });
+}
+
+#[test]
 fn a_connection_that_ends_is_made_again_and_the_world_goes_on() {
     std::thread::scope(|scope| {
         for rank in 0..2 {
