@@ -525,7 +525,8 @@ impl Node {
         // The machine waits a second for the receivers of its leave message, regardless of what is sent before it.
         self.wait_while_sending(&mut state, LARGE_ANSWER_TIMEOUT, |state| {
             !state.machine.is_coordinator()
-                || (state.connections.backlog() == 0 && !state.machine.sends_large())
+                || (state.connections.backlog() == 0
+                    && state.machine.unacknowledged_large_bytes() == 0)
         });
         state.handle(Input::Command(Command::Leave(final_departure)));
         self.run_outputs(&mut state);
@@ -547,11 +548,13 @@ impl Node {
         should_stop: impl Fn(&State) -> bool,
     ) {
         let mut deadline = Instant::now() + timeout;
-        let mut backlog = usize::MAX;
+        let mut least = usize::MAX;
         while !should_stop(state) && Instant::now() < deadline {
-            let now = state.connections.backlog();
-            if now < backlog {
-                (backlog, deadline) = (now, Instant::now() + timeout);
+            // An acknowledgement lets the link put the next large message into the connection's queue, which leaves the sum
+            // as it is.
+            let left = state.connections.backlog() + state.machine.unacknowledged_large_bytes();
+            if left < least {
+                (least, deadline) = (left, Instant::now() + timeout);
             }
             self.wait(state, deadline.min(Instant::now() + COORDINATOR_LINGER));
         }

@@ -244,12 +244,14 @@ impl Links {
         self.links.get(&peer).map_or(0, |link| link.pending.len())
     }
 
-    /// Whether a large message is still on its way to a peer with a ready link.
+    /// Returns the bytes of the large messages that peers with a ready link have not acknowledged.
     #[must_use]
-    pub(super) fn sends_large(&self) -> bool {
-        let is_large = |(_, message): &(u64, Message)| message.is_large();
-        let mut ready = self.links.values().filter(|link| link.is_ready);
-        ready.any(|link| link.pending.iter().any(is_large))
+    pub(super) fn unacknowledged_large_bytes(&self) -> usize {
+        let ready = self.links.values().filter(|link| link.is_ready);
+        ready
+            .flat_map(|link| &link.pending)
+            .map(|(_, message)| message.large_bytes())
+            .sum()
     }
 
     /// Whether all messages to all peers have arrived.

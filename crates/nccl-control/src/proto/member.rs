@@ -348,10 +348,10 @@ impl MemberMachine {
         self.core.links.all_flushed()
     }
 
-    /// Whether a large message is still on its way.
+    /// Returns the bytes of the large messages that are still on their way.
     #[must_use]
-    pub fn sends_large(&self) -> bool {
-        self.core.links.sends_large()
+    pub fn unacknowledged_large_bytes(&self) -> usize {
+        self.core.links.unacknowledged_large_bytes()
     }
 
     /// Whether this process removes an ended process from the voters of its generation.

@@ -143,6 +143,10 @@ impl Message {
             Self::Request(bytes) | Self::Reply(bytes) => bytes.len(),
             Self::Direct { bytes, .. } => bytes.len(),
             Self::Broadcast(broadcast) => broadcast.bytes.len(),
+            Self::Append { entry, .. } => match &**entry {
+                Entry::Broadcast(broadcast) => broadcast.bytes.len(),
+                _ => 0,
+            },
             _ => 0,
         };
         if bytes > LARGE { bytes } else { 0 }

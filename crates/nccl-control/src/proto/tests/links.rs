@@ -40,6 +40,7 @@ impl Pair {
         this.links[0].open(Time(1), IDS[1], "there");
         this.links[0].keep(IDS[1], true);
         this.connect(1);
+        this.links[1].keep(IDS[0], true);
         this
     }
 
@@ -112,12 +113,12 @@ fn large_messages_wait_for_acknowledgements_and_arrive_in_order_also_over_the_ne
             }
             pair.queue.clear();
             pair.connect(1000);
-            assert_eq!(pair.queue.len(), 4);
+            assert_eq!(pair.queue.len(), 5);
         }
         while !pair.queue.is_empty() {
             pair.take();
         }
         assert!(pair.received == all);
-        assert!(pair.links[0].all_flushed() || pair.links[0].pending(IDS[1]) == 1);
+        assert!(pair.links[0].pending(IDS[1]) <= 1);
     }
 }
