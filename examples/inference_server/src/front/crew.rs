@@ -114,8 +114,8 @@ pub(super) struct Worker {
     killed: bool,
     /// Whether it was asked to leave.
     pub(super) leaves: bool,
-    /// Whether it was started beside ranks that serve, and has not served yet.
-    pub(super) is_new: bool,
+    /// When it was started beside ranks that serve, until it serves. Its process is known a moment later.
+    comes_since: Option<Instant>,
     /// The generation that the rank has left, and the time.
     left: Option<(u64, Instant)>,
     /// When the process was first seen stopped, while no generation serves or its work takes long.
@@ -150,6 +150,11 @@ impl Worker {
     /// Whether it serves, or served until its connection closed, which may be known before the end of its process.
     pub(super) fn has_served_to_its_end(&self) -> bool {
         self.serves.is_some() || self.closed_serving
+    }
+
+    /// Whether it was started beside ranks that serve, and has not served yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.comes_since.is_some()
     }
 
     /// Notes a sign of life. One that leaves may have to go on with the others before it reads that it is to leave.
@@ -396,7 +401,7 @@ impl Crew {
     /// Changes the number of ranks, one after another.
     pub(super) fn scale_to(&mut self, ranks: usize) {
         self.target = ranks;
-        self.scale = Some(Scale {
+        let scale = self.scale.get_or_insert(Scale {
             wanted: ranks,
             starts: 0,
             most_starts: ranks + SPARE_STARTS,
@@ -405,6 +410,11 @@ impl Crew {
             tells: 0,
             waits: None,
         });
+        if scale.wanted != ranks {
+            // The times stay: a process may have been started a moment ago.
+            (scale.wanted, scale.starts) = (ranks, 0);
+            scale.most_starts = ranks + SPARE_STARTS;
+        }
     }
 
     /// Takes the next step to the number of ranks that there are to be, between two steps of a generation that serves. Returns whether that
@@ -446,7 +456,7 @@ impl Crew {
         }
         let is_soon =
             |at: Option<Instant>, pause| at.is_some_and(|at: Instant| at.elapsed() < pause);
-        let comes = |worker: &Worker| worker.pid.is_some() && !serves(worker);
+        let comes = |worker: &Worker| (worker.pid.is_some() || worker.is_new()) && !serves(worker);
         if serving == scale.wanted {
             // One that was started for a larger number that was asked for before.
             if let Some(place) = self.members.iter().position(comes) {
@@ -480,9 +490,10 @@ impl Crew {
                 if let Some(place) = self.members.iter().position(|worker| worker.pid.is_none()) {
                     scale.started = Some(Instant::now());
                     (scale.told, scale.tells) = (None, 0);
-                    self.members[place].is_new = true;
+                    self.members[place].comes_since = scale.started;
                     if let Err((_, error)) = self.start_these(vec![place]) {
                         note!("{error}");
+                        self.members[place].comes_since = None;
                     }
                 }
             }
@@ -650,7 +661,7 @@ impl Crew {
         let worker = &mut self.members[place];
         worker.kept = kept;
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
-        worker.is_new = false;
+        worker.comes_since = None;
         worker.goes_on();
     }
 

@@ -571,6 +571,56 @@ fn a_rank_that_is_added_and_fails_leaves_the_others_as_they_are() {
     assert_eq!(pids, [Some(scene.pids[0]), Some(scene.pids[1])]);
 }
 
+/// Three ranks, of which the last one is dead, and the others serve in generation 1 and have just answered a probe.
+fn without_the_last_one(words: &[&str]) -> Scene {
+    let mut scene = Scene::new(&[&ELASTIC[..], words].concat());
+    scene.serve(0, &[0, 1, 2], 3);
+    let end = scene.kill(2);
+    scene.tell(end);
+    scene.serve(1, &[0, 1], 2);
+    scene.engine.go();
+    assert_eq!(answer(&mut scene, &[0]), "probe");
+    scene
+}
+
+/// Nothing happens to a process for a while.
+fn all_stay_as_they_are(scene: &Scene) {
+    let event = scene.engine.inbox.recv_timeout(TICK * 4);
+    assert!(event.is_err(), "something has happened");
+}
+
+#[test]
+fn a_rank_that_was_started_a_moment_ago_is_not_started_once_more_by_a_second_request() {
+    let mut scene = without_the_last_one(&[]);
+    for _ in 0..2 {
+        scene.tell(Event::Scale(3));
+        scene.engine.go();
+    }
+    // The start is known only now.
+    assert_eq!(scene.started(), 2);
+    all_stay_as_they_are(&scene);
+    assert_eq!(scene.engine.crew.scales_to(), Some(3));
+    assert_eq!(scene.engine.lock().numbers.rank_ends, 1);
+}
+
+#[test]
+fn a_rank_that_was_started_a_moment_ago_is_ended_when_it_is_not_asked_for_any_more() {
+    let mut scene = without_the_last_one(&[]);
+    for ranks in [3, 2] {
+        scene.tell(Event::Scale(ranks));
+        scene.engine.go();
+    }
+    assert_eq!(scene.started(), 2);
+    let event = scene.happens();
+    assert!(matches!(event, FleetEvent::Exited(_)), "{event:?}");
+    scene.tell(Event::Fleet(event));
+    scene.engine.go();
+    assert_eq!(scene.engine.crew.scales_to(), None);
+    assert_eq!(scene.engine.crew.members[2].pid, None);
+    // That is no fault.
+    assert_eq!(scene.engine.lock().numbers.rank_ends, 1);
+}
+
 #[test]
 fn when_the_last_other_one_dies_while_a_rank_leaves_all_are_started_again() {
     let mut scene = Scene::new(&ELASTIC);

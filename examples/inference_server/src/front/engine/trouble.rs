@@ -135,7 +135,7 @@ impl Engine {
             && self.generation.is_none()
             && !self.crew.members[place].has_served_to_its_end()
             // What a new one lacks, those that have served have.
-            && !self.crew.members[place].is_new;
+            && !self.crew.members[place].is_new();
         // The others may have moved to the next generation before the exit status is known.
         let late = self.generation.is_some() && !self.serves_now(place);
         let generation = self.crew.members[place].generation;
