@@ -420,6 +420,7 @@ impl Crew {
     /// Takes the next step to the number of ranks that there are to be, between two steps of a generation that serves. Returns whether that
     /// generation is over.
     pub(super) fn scale(&mut self, generation: u64) -> bool {
+        let patience = self.patience();
         let Some(scale) = &mut self.scale else {
             return false;
         };
@@ -468,6 +469,12 @@ impl Crew {
             return false;
         }
         match self.members.iter().find(|worker| comes(worker)) {
+            // It hangs or is stopped, and the next one can only be started when it has ended.
+            Some(worker) if worker.comes_since.is_some_and(|at| at.elapsed() > patience) => {
+                if let Some(pid) = worker.pid {
+                    self.kill_frozen(pid);
+                }
+            }
             // It has connected, and waits to be taken into the next generation, or will at once.
             Some(worker)
                 if worker.link.is_some()
@@ -744,6 +751,12 @@ impl Crew {
             worker.stopped = worker.stopped.map(&to);
             worker.told_to_give_up = worker.told_to_give_up.map(&to);
             worker.leaving = worker.leaving.map(&to);
+            worker.comes_since = worker.comes_since.map(&to);
+        }
+        if let Some(scale) = &mut self.scale {
+            scale.started = scale.started.map(&to);
+            scale.told = scale.told.map(&to);
+            scale.waits = scale.waits.map(&to);
         }
     }
 
@@ -783,7 +796,8 @@ impl Crew {
         Some((place, self.members[place].pid?))
     }
 
-    /// Returns how long after a death all ranks should have met, including a rank that was stopped or hung.
+    /// Returns how long after a death all ranks should have met, including a rank that was stopped or hung; and how long after
+    /// its start a rank that is added should serve.
     pub(super) fn patience(&self) -> Duration {
         TOO_LONG + self.deadline
     }

@@ -621,6 +621,46 @@ fn a_rank_that_was_started_a_moment_ago_is_ended_when_it_is_not_asked_for_any_mo
     assert_eq!(scene.engine.lock().numbers.rank_ends, 1);
 }
 
+/// A connection of this process, which names the last place. Returns the rank's end.
+fn say_hello(scene: &mut Scene, link: usize, pid: u32) -> UnixStream {
+    let (front, rank) = UnixStream::pair().unwrap();
+    scene.tell(Event::Link(link, Heard::Opened(pid, front)));
+    scene.say(link, FromRank::Hello { place: 2 });
+    rank
+}
+
+#[test]
+fn a_rank_that_is_added_and_does_not_come_is_ended_and_another_one_is_started() {
+    for connects in [false, true] {
+        let mut scene = without_the_last_one(&["--deadline", "0.2"]);
+        scene.tell(Event::Scale(3));
+        scene.engine.go();
+        assert_eq!(scene.started(), 2);
+        let _link = connects.then(|| {
+            let pid = scene.pids[2];
+            let link = say_hello(&mut scene, 10, pid);
+            // The others go on for it, and it does not come: it may be stopped.
+            scene.engine.go();
+            assert_eq!(scene.engine.generation, None);
+            scene.serve(2, &[0, 1], 2);
+            link
+        });
+        all_stay_as_they_are(&scene);
+        let patience = scene.engine.crew.patience();
+        scene.engine.crew.age(patience);
+        scene.engine.go();
+        let FleetEvent::Exited(end) = scene.happens() else {
+            panic!("it has not ended");
+        };
+        assert_eq!(end.rank, 2);
+        scene.tell(Event::Fleet(FleetEvent::Exited(end)));
+        assert!(scene.engine.generation.is_some());
+        answer(&mut scene, &[0]);
+        scene.engine.go();
+        assert_eq!(scene.started(), 2);
+    }
+}
+
 #[test]
 fn when_the_last_other_one_dies_while_a_rank_leaves_all_are_started_again() {
     let mut scene = Scene::new(&ELASTIC);
