@@ -104,6 +104,8 @@ pub(super) struct Worker {
     pub(super) serves: Option<Serves>,
     /// Whether it served when its connection closed.
     closed_serving: bool,
+    /// The last process of this place that has ended. Its connection may be heard of later than its end.
+    ended: Option<u32>,
     /// How many positions of each slot were in a cache when it began to serve.
     kept: Vec<usize>,
     /// The beginning of the service.
@@ -143,6 +145,7 @@ impl Worker {
         *self = Self {
             restarts: self.restarts,
             in_vain: self.in_vain,
+            ended: self.ended,
             ..Self::default()
         };
     }
@@ -249,6 +252,8 @@ impl Crew {
         if attempt < self.attempt {
             return;
         }
+        // The system may use the number of an ended process again.
+        worker.ended.take_if(|ended| *ended == pid);
         if worker.pid.is_some_and(|known| known != pid) {
             // The former process of this place is another one.
             worker.begin_anew();
@@ -259,6 +264,7 @@ impl Crew {
     /// Records that a process is gone. Returns whether the engine must react.
     pub(super) fn ended(&mut self, place: usize, pid: u32) -> bool {
         let worker = &mut self.members[place];
+        worker.ended = Some(pid);
         let news = worker.pid == Some(pid);
         if news {
             worker.begin_anew();
@@ -284,6 +290,7 @@ impl Crew {
         }
         if let Some(worker) = self.members.get_mut(place)
             && worker.pid.is_none_or(|known| known == pid)
+            && worker.ended != Some(pid)
         {
             worker.pid = Some(pid);
             worker.link = Some((link, stream));

@@ -662,6 +662,26 @@ fn a_rank_that_is_added_and_does_not_come_is_ended_and_another_one_is_started() 
 }
 
 #[test]
+fn a_process_that_is_heard_after_its_end_does_not_keep_its_place() {
+    let mut scene = without_the_last_one(&[]);
+    scene.tell(Event::Scale(3));
+    scene.engine.go();
+    assert_eq!(scene.started(), 2);
+    let pid = scene.pids[2];
+    let end = scene.kill(2);
+    scene.tell(end);
+    let _link = say_hello(&mut scene, 10, pid);
+    scene.tell(Event::Link(10, Heard::Closed));
+    assert_eq!(scene.engine.crew.members[2].pid, None);
+    scene.engine.crew.age(Duration::from_secs(1));
+    scene.engine.go();
+    assert_eq!(scene.started(), 2);
+    let pid = scene.pids[2];
+    let _link = say_hello(&mut scene, 11, pid);
+    assert_eq!(scene.engine.crew.place_of(11), Some(2));
+}
+
+#[test]
 fn when_the_last_other_one_dies_while_a_rank_leaves_all_are_started_again() {
     let mut scene = Scene::new(&ELASTIC);
     scene.serve(0, &[0, 1], 2);
