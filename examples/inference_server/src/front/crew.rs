@@ -102,8 +102,8 @@ pub(super) struct Worker {
     /// The generation that the rank has entered.
     pub(super) generation: Option<u64>,
     pub(super) serves: Option<Serves>,
-    /// Whether it served when its connection closed.
-    closed_serving: bool,
+    /// Whether this process has ever served.
+    pub(super) has_served: bool,
     /// The last process of this place that has ended. Its connection may be heard of later than its end.
     ended: Option<u32>,
     /// How many positions of each slot were in a cache when it began to serve.
@@ -148,11 +148,6 @@ impl Worker {
             ended: self.ended,
             ..Self::default()
         };
-    }
-
-    /// Whether it serves, or served until its connection closed, which may be known before the end of its process.
-    pub(super) fn has_served_to_its_end(&self) -> bool {
-        self.serves.is_some() || self.closed_serving
     }
 
     /// Whether it was started beside ranks that serve, and has not served yet.
@@ -309,7 +304,7 @@ impl Crew {
         if let Some(place) = self.place_of(link) {
             let worker = &mut self.members[place];
             worker.link = None;
-            worker.closed_serving = worker.serves.take().is_some();
+            worker.serves = None;
         }
     }
 
@@ -529,7 +524,7 @@ impl Crew {
     }
 
     /// Starts the recovery from the loss of a rank, and returns a description. `gave_up` means that the rank ended by itself
-    /// before it served.
+    /// and has never served.
     pub(super) fn mend(&mut self, place: usize, gave_up: bool) -> &'static str {
         if gave_up {
             // A new process would fail in the same way.
@@ -675,7 +670,7 @@ impl Crew {
         let worker = &mut self.members[place];
         worker.kept = kept;
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
-        worker.comes_since = None;
+        (worker.has_served, worker.comes_since) = (true, None);
         worker.goes_on();
     }
 

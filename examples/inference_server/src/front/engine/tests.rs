@@ -962,6 +962,33 @@ fn a_rank_that_served_and_ends_with_an_exit_code_is_replaced_alone() {
 }
 
 #[test]
+fn a_rank_that_served_and_ends_between_two_generations_leaves_the_others_as_they_are() {
+    for (recovery, is_replaced) in [("elastic", false), ("respawn", true)] {
+        let mut scene = Scene::new(&["--ranks", "4", "--recovery", recovery]);
+        scene.serve(0, &[0, 1, 2, 3], 4);
+        let end = scene.kill(3);
+        scene.tell(end);
+        if is_replaced {
+            assert_eq!(scene.started(), 3);
+        }
+        for place in 0..3 {
+            scene.say(place, left(0));
+        }
+        let Event::Fleet(FleetEvent::Exited(mut end)) = scene.kill(1) else {
+            panic!("no end");
+        };
+        Arc::make_mut(&mut end).exit = Exit::Code(1);
+        scene.tell(Event::Fleet(FleetEvent::Exited(end)));
+        if is_replaced {
+            assert_eq!(scene.started(), 1);
+        }
+        all_stay_as_they_are(&scene);
+        let pids = [0, 2].map(|place: usize| scene.engine.crew.members[place].pid);
+        assert_eq!(pids, [Some(scene.pids[0]), Some(scene.pids[2])]);
+    }
+}
+
+#[test]
 fn a_rank_that_is_to_leave_and_does_not_end_is_ended_and_the_number_of_ranks_can_change_again() {
     let mut scene = Scene::new(&[&ELASTIC[..], &["--deadline", "0.2"]].concat());
     scene.serve(0, &[0, 1, 2], 3);

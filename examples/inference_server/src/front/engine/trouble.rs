@@ -133,7 +133,7 @@ impl Engine {
         let (place, pid) = (end.rank, end.pid);
         let gave_up = matches!(end.exit, Exit::Code(_))
             && self.generation.is_none()
-            && !self.crew.members[place].has_served_to_its_end()
+            && !self.crew.members[place].has_served
             // What a new one lacks, those that have served have.
             && !self.crew.members[place].is_new();
         // The others may have moved to the next generation before the exit status is known.
