@@ -102,6 +102,8 @@ pub(super) struct Engine {
     wants_balance: bool,
     balancing: Option<f64>,
     troubled: Instant,
+    /// Whether the last interruption was planned, and no fault has become known since.
+    is_planned: bool,
     next_tick: Instant,
     end: Option<Instant>,
 }
@@ -131,6 +133,7 @@ impl Engine {
             wants_balance: false,
             balancing: None,
             troubled: Instant::now(),
+            is_planned: false,
             next_tick: Instant::now(),
             end: None,
         }
@@ -435,10 +438,12 @@ impl Engine {
         }
         if self.crew.scale(generation) {
             let cause = String::from("a rank comes or goes: the number of ranks changes");
-            return self.interrupt(Trouble {
+            self.interrupt(Trouble {
                 cause,
                 ..Trouble::default()
             });
+            self.is_planned = true;
+            return;
         }
         // Texts wait for one part of experts at most.
         let is_turn_of_texts =
@@ -531,7 +536,7 @@ impl Engine {
         }
         if troubled > self.crew.patience() {
             note!("the ranks do not come together: all are started again");
-            self.troubled = Instant::now();
+            (self.troubled, self.is_planned) = (Instant::now(), false);
             if self.crew.in_vain() >= IN_VAIN {
                 return Err("the ranks do not come together".into());
             }

@@ -268,6 +268,7 @@ fn ranks_come_and_go_under_load_and_no_request_notices() {
     });
     // No rank has died.
     assert_eq!(server.metric("inference_rank_ends_total"), 0.0);
+    assert_eq!(server.metric("inference_recoveries_total"), 0.0);
     // A rank that dies is replaced only on request.
     signal(server.ranks()[2], Signal::KILL);
     parts(&server, 5);

@@ -989,6 +989,29 @@ fn a_rank_that_served_and_ends_between_two_generations_leaves_the_others_as_they
 }
 
 #[test]
+fn a_planned_change_of_the_number_of_ranks_is_no_recovery_unless_a_rank_dies_meanwhile() {
+    let mut scene = Scene::new(&["--ranks", "4", "--recovery", "elastic"]);
+    scene.serve(0, &[0, 1, 2, 3], 4);
+    scene.tell(Event::Scale(3));
+    scene.engine.go();
+    assert_eq!(scene.engine.generation, None);
+    scene.serve(1, &[0, 1, 2], 3);
+    let recoveries = |scene: &Scene| {
+        let numbers = &scene.engine.lock().numbers;
+        (numbers.recoveries, numbers.recovery_seconds > 0.0)
+    };
+    assert_eq!(recoveries(&scene), (0, false));
+    let end = scene.kill(3);
+    scene.tell(end);
+    scene.tell(Event::Scale(2));
+    scene.engine.go();
+    let end = scene.kill(1);
+    scene.tell(end);
+    scene.serve(2, &[0], 1);
+    assert_eq!(recoveries(&scene), (1, true));
+}
+
+#[test]
 fn a_rank_that_is_to_leave_and_does_not_end_is_ended_and_the_number_of_ranks_can_change_again() {
     let mut scene = Scene::new(&[&ELASTIC[..], &["--deadline", "0.2"]].concat());
     scene.serve(0, &[0, 1, 2], 3);

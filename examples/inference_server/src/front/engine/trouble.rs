@@ -208,6 +208,7 @@ impl Engine {
 
     /// Ends the service of the present generation.
     pub(super) fn interrupt(&mut self, trouble: Trouble) {
+        self.is_planned = false;
         if self.generation.take().is_some() {
             self.troubled = Instant::now();
             self.under_way = None;
@@ -238,10 +239,12 @@ impl Engine {
         let fault = view.last_fault.as_mut();
         let fault = fault.filter(|fault| fault.ready_after_seconds.is_none());
         let again = self.served || fault.is_some();
+        // A planned change of the number of ranks is no recovery.
+        let is_recovery = again && !self.is_planned;
         if let Some(fault) = fault {
             fault.ready_after_seconds = Some(took);
         }
-        if again {
+        if is_recovery {
             view.numbers.recoveries += 1;
             view.numbers.recovery_seconds += took;
             view.numbers.last_recovery_seconds = took;
