@@ -79,7 +79,11 @@ pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
         .name(String::from("signals"))
         .spawn(move || {
             for _ in signals.forever() {
-                let _ = to.send(Event::End(grace));
+                if to.send(Event::End(grace)).is_err() {
+                    // The engine waits for the ranks to end. They are killed with this process.
+                    note!("a second signal: the ranks are not waited for");
+                    std::process::exit(1);
+                }
             }
         })?;
 

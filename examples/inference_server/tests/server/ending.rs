@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -84,6 +84,25 @@ fn a_server_that_is_told_to_end_finishes_what_it_has_begun() {
         reference(std::slice::from_ref(&question))[0]
     );
     assert_eq!(server.until_ended().code(), Some(0));
+    nothing_is_left(&ranks, &files);
+}
+
+#[test]
+fn a_server_that_is_told_twice_does_not_wait_for_a_rank_that_does_not_end() {
+    let mut server = Server::start(&["--ranks", "2"]);
+    let (ranks, files) = (server.ranks(), files(&server));
+    signal(ranks[1], Signal::STOP);
+    signal(server.pid(), Signal::TERM);
+    until("that it was heard", || {
+        let answer = get(&format!("{}/readyz", server.url)).json();
+        (answer["cause"] == "the server is ending").then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    signal(server.pid(), Signal::TERM);
+    let begun = Instant::now();
+    // The ranks have 3 s to end in order.
+    assert_eq!(server.until_ended().code(), Some(1));
+    assert!(begun.elapsed().as_secs() < 2, "{:?}", begun.elapsed());
     nothing_is_left(&ranks, &files);
 }
 
