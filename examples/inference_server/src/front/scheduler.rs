@@ -6,9 +6,10 @@
 //!                                                          └─ its cache was lost ────┘
 //! ```
 //!
-//! A step takes first the next token of each request in its decode phase, and then parts of prompts, up to its capacity. A
-//! request keeps its prompt and all drawn tokens, so that it can start again from there when the caches are lost. The
-//! result is the same, since tokens are a function of the text alone (see [`model`](crate::model)).
+//! A step takes first the next token of each request in its decode phase, and then parts of prompts, up to its capacity, of
+//! which the oldest prompt gets at least one row. A request keeps its prompt and all drawn tokens, so that it can start again
+//! from there when the caches are lost. The result is the same, since tokens are a function of the text alone (see
+//! [`model`](crate::model)).
 //!
 //! The scheduler is independent of ranks and connections; the engine gives each request a [`Client`].
 
@@ -162,15 +163,16 @@ impl<C: Client> Scheduler<C> {
         }
         // Requests that need only one token come first; otherwise by arrival.
         let mut order: Vec<usize> = (0..self.running.len()).collect();
-        order.sort_by_key(|&number| {
-            let one = &self.running[number];
-            one.text.len() - one.known > 1
-        });
+        let is_prompt = |one: &Running<C>| one.text.len() - one.known > 1;
+        order.sort_by_key(|&number| is_prompt(&self.running[number]));
+        let has_prompts = self.running.iter().any(is_prompt);
         let mut rows = Vec::new();
         self.planned.clear();
         for number in order {
             let one = &self.running[number];
-            let room = (self.settings.rows - rows.len()).min(self.chunk);
+            // With more slots than rows, texts that need one token could take all rows, step after step.
+            let kept = usize::from(has_prompts && !is_prompt(one));
+            let room = (self.settings.rows - kept - rows.len()).min(self.chunk);
             let to = (one.known + room).min(one.text.len());
             if to == one.known {
                 continue;
@@ -317,6 +319,30 @@ mod tests {
             [(0, 3, true), (1, 4, false), (1, 5, true)]
         );
         assert_eq!(*log.said.borrow(), [7, 8]);
+    }
+
+    #[test]
+    fn a_prompt_gets_a_row_although_texts_that_need_one_token_could_take_all() {
+        let few_rows = Settings {
+            rows: 2,
+            slots: 4,
+            ..SETTINGS
+        };
+        let mut scheduler = Scheduler::new(few_rows, 4, 4);
+        let (long, log) = request(3, 1);
+        assert!(scheduler.submit(long).is_ok());
+        for _ in 0..3 {
+            assert_eq!(log.ended.get(), None);
+            // Another request comes for each that is over.
+            while scheduler.waiting() + scheduler.running() < few_rows.slots {
+                assert!(scheduler.submit(request(1, 1).0).is_ok());
+            }
+            let rows = scheduler.plan();
+            assert_eq!(rows.len(), 2);
+            let drawn = rows.iter().filter(|row| row.draw.is_some()).count();
+            assert_eq!(scheduler.took(&vec![5; drawn]), Some(drawn));
+        }
+        assert_eq!(log.ended.get(), Some((Finish::Length, 3)));
     }
 
     #[test]
