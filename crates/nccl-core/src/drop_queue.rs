@@ -391,7 +391,10 @@ impl StreamPoint {
     fn record(&mut self) {
         let _ = cuda_driver::bind(self.stream.context());
         if !self.recorded && !cuda_driver::is_capturing(&self.stream) {
-            self.recorded = cuda_driver::record(&self.event, &self.stream).is_ok();
+            // Another thread may begin a capture meanwhile. Then the event is part of its graph, proves nothing, and must not
+            // be queried, because that breaks the capture.
+            self.recorded = cuda_driver::record(&self.event, &self.stream).is_ok()
+                && !cuda_driver::is_capturing(&self.stream);
         }
     }
 
@@ -399,16 +402,17 @@ impl StreamPoint {
     #[doc(hidden)]
     pub fn is_over(&mut self) -> bool {
         let _ = cuda_driver::bind(self.stream.context());
-        if !self.recorded {
-            // Querying a capturing stream would break the capture.
-            if cuda_driver::is_capturing(&self.stream) {
-                return false;
+        if self.recorded {
+            match cuda_driver::is_reached(&self.event) {
+                Ok(is_over) => return is_over,
+                // A capture that has ended since took the event, or the device failed. The event is recorded again, which
+                // fails on a failed device.
+                Err(_) => self.recorded = false,
             }
-            self.record();
-            // A failed device records no event either.
-            return !self.recorded && has_failed(&self.stream);
         }
-        !matches!(self.event.try_is_complete(), Ok(false))
+        self.record();
+        // A failed device records no event either. Querying a capturing stream would break the capture.
+        !self.recorded && !cuda_driver::is_capturing(&self.stream) && has_failed(&self.stream)
     }
 }
 
@@ -427,6 +431,9 @@ fn has_failed(stream: &CudaStream) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::Gate;
+    use cudarc::driver::CudaContext;
+    use nccl_emulator::faults;
     use std::sync::atomic::AtomicU32;
 
     struct Counted {
@@ -550,5 +557,69 @@ mod tests {
         std::thread::sleep(IDLE + Duration::from_millis(200));
         hand_over(vec![DropPoll::Over], TIMEOUT);
         wait_for(|| released.load(Ordering::Acquire) == 11);
+    }
+
+    const RELAXED: sys::CUstreamCaptureMode =
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+    /// Returns whether the capture has become a graph.
+    fn ends_as_graph(stream: &Arc<CudaStream>) -> bool {
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        matches!(graph, Ok(Some(_)))
+    }
+
+    /// Asserts that `behind` is reached after `work`.
+    fn is_over_after(mut behind: StreamPoint, work: Gate) {
+        assert!(!behind.is_over(), "the work has not ended");
+        work.open();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !behind.is_over() {
+            assert!(Instant::now() < deadline, "the work has ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_capture_that_begins_under_a_drop_is_not_taken_for_the_end_of_the_work_and_stays_whole() {
+        const DROPS: &str = "late-drop";
+        nccl_emulator::install().expect("an emulator");
+        let context = CudaContext::new(0).expect("a context");
+        let stream = context.new_stream().expect("a stream");
+        let work = Gate::closed_on(&stream).expect("work");
+        let event = cuda_driver::new_event(&context, None).expect("an event");
+        let record = faults::at_call("cuEventRecord").on_threads_named(DROPS);
+        let record = record.hang();
+        let mut behind = std::thread::scope(|scope| {
+            let theirs = Arc::clone(&stream);
+            let thread = std::thread::Builder::new().name(String::from(DROPS));
+            let drops = thread.spawn_scoped(scope, move || StreamPoint::new(theirs, event));
+            let drops = drops.expect("a thread");
+            assert!(record.wait_for_hits(1, Duration::from_secs(20)));
+            stream.begin_capture(RELAXED).expect("it begins");
+            drop(record);
+            drops.join().expect("no panic")
+        });
+        assert!(!behind.is_over(), "the work has not ended");
+        assert!(ends_as_graph(&stream), "the capture is broken");
+        is_over_after(behind, work);
+    }
+
+    #[test]
+    fn a_point_in_a_capture_that_has_ended_is_not_taken_for_the_end_of_the_work() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let context = CudaContext::new(0).expect("a context");
+        let stream = context.new_stream().expect("a stream");
+        let work = Gate::closed_on(&stream).expect("work");
+        let event = cuda_driver::new_event(&context, None).expect("an event");
+        // As if it began after a drop has found that the stream is not capturing, and ended before the drop asked again.
+        stream.begin_capture(RELAXED).expect("it begins");
+        cuda_driver::record(&event, &stream).expect("it is recorded");
+        assert!(ends_as_graph(&stream));
+        let behind = StreamPoint {
+            stream,
+            event,
+            recorded: true,
+        };
+        is_over_after(behind, work);
     }
 }

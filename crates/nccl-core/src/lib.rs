@@ -67,6 +67,13 @@ pub mod dtype;
 pub mod events;
 mod fatal;
 mod ffi;
+#[cfg(test)]
+#[path = "../../../tests/support/gate.rs"]
+#[allow(
+    unreachable_pub,
+    reason = "other tests of the workspace use it as well"
+)]
+mod gate;
 mod graphs;
 mod group;
 mod groups;
