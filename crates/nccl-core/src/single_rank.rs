@@ -337,3 +337,17 @@ fn put_copy(
         _ => sys::ncclResult_t::ncclUnhandledCudaError,
     }
 }
+
+/// Returns a communicator of one rank.
+#[cfg(test)]
+pub(crate) fn communicator(
+    stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+) -> crate::Communicator {
+    let library = library().expect("the table");
+    let id = crate::UniqueId::new(&library).expect("a token");
+    crate::Communicator::builder("alone", id, 0, 1)
+        .stream(stream)
+        .with(|comm| comm.library = Some(library.clone()))
+        .build()
+        .expect("a communicator")
+}

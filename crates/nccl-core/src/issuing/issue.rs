@@ -64,7 +64,7 @@ pub fn issue(
     let inner = &comm.inner;
     match inner.issue_locked(buffers, kind, started, comm.timeout) {
         Ok(sequence) => {
-            let is_empty = buffers.batch().queued.is_empty();
+            let is_empty = buffers.is_empty();
             Ok(Request::new(comm, kind, shape, sequence, started, is_empty))
         }
         Err((failure, sequence)) => {
@@ -479,5 +479,43 @@ impl Drop for EndProcessOnPanic<'_> {
         if std::thread::panicking() {
             end_the_process(FatalReport::new(self.0.identity(), FatalCause::Panicked));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::Gate;
+    use crate::issuing::DeviceCopy;
+    use crate::single_rank;
+
+    #[test]
+    fn an_operation_of_nothing_but_copies_is_complete_when_they_are() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let device = crate::device(0).expect("a device");
+        let comm = single_rank::communicator(&device.new_stream().expect("a stream"));
+        let stream = comm.stream();
+        let x = stream.clone_htod(&[1u8, 2, 3, 4]).expect("memory");
+        let mut y = stream.alloc_zeros::<u8>(4).expect("memory");
+        let work = Gate::closed_on(stream).expect("work");
+        let request = {
+            let mut buffers = IssueBuffers::new(&comm.stream).expect("a stream");
+            let from = buffers.read(&x).expect("a buffer");
+            let to = buffers.write(&mut y).expect("a buffer");
+            buffers.copy(DeviceCopy {
+                to,
+                from,
+                width: 4,
+                rows: 1,
+                to_pitch: 4,
+                from_pitch: 4,
+            });
+            buffers.next_step();
+            issue(&comm, &buffers, OperationKind::Group, Shape::default()).expect("a request")
+        };
+        assert!(!request.is_complete().expect("no error"));
+        work.open();
+        request.wait().expect("no error");
+        assert_eq!(stream.clone_dtoh(&y).expect("a copy"), [1, 2, 3, 4]);
     }
 }

@@ -323,6 +323,12 @@ impl<'a> IssueBuffers<'a> {
         self.optional.steps.push(end);
     }
 
+    /// Whether nothing is put on the stream.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queued.is_empty() && self.optional.copies.is_empty()
+    }
+
     /// Whether there are several steps, or copies.
     #[inline]
     pub(crate) fn has_steps(&self) -> bool {
