@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_void};
 
-use cudarc::driver::sys as cuda;
+use cudarc::driver::{result, sys as cuda};
 use nccl_sys as sys;
 use once_cell::sync::OnceCell;
 
@@ -74,8 +74,11 @@ fn table() -> sys::Api {
 #[derive(Default)]
 struct GroupedMessages {
     sent: Vec<(*const c_void, usize)>,
-    received: Vec<(*mut c_void, usize, sys::cudaStream_t)>,
+    received: Vec<(*mut c_void, usize, Queue)>,
 }
+
+/// Where a copy goes: a stream, and the communicator on which it was called.
+type Queue = (sys::ncclComm_t, sys::cudaStream_t);
 
 thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
@@ -107,20 +110,24 @@ unsafe extern "C" fn init(
     if ranks != 1 {
         return INVALID;
     }
+    let Ok(Some(context)) = result::ctx::get_current() else {
+        return sys::ncclResult_t::ncclUnhandledCudaError;
+    };
+    // The handle is the context: all that later calls need of a communicator.
     // SAFETY: the caller passes a location for the communicator. The handle is never dereferenced.
-    unsafe { comm.write(std::ptr::dangling_mut()) };
+    unsafe { comm.write(context.cast()) };
     SUCCESS
 }
 
 unsafe extern "C" fn split(
-    _: sys::ncclComm_t,
+    parent: sys::ncclComm_t,
     _: c_int,
     _: c_int,
     child: *mut sys::ncclComm_t,
     _: *mut sys::ncclConfig_t,
 ) -> sys::ncclResult_t {
     // SAFETY: the caller passes a location for the communicator. The handle is never dereferenced.
-    unsafe { child.write(std::ptr::dangling_mut()) };
+    unsafe { child.write(parent) };
     SUCCESS
 }
 
@@ -206,11 +213,11 @@ unsafe extern "C" fn group_end() -> sys::ncclResult_t {
     if sent.len() != received.len() {
         return sys::ncclResult_t::ncclInvalidUsage;
     }
-    for ((from, bytes), (to, room, stream)) in sent.into_iter().zip(received) {
+    for ((from, bytes), (to, room, queue)) in sent.into_iter().zip(received) {
         if bytes != room {
             return sys::ncclResult_t::ncclInvalidUsage;
         }
-        let code = put_copy(from, to, bytes, stream);
+        let code = put_copy(from, to, bytes, queue);
         if code != SUCCESS {
             return code;
         }
@@ -246,12 +253,13 @@ unsafe extern "C" fn recv(
     count: usize,
     data_type: sys::ncclDataType_t,
     _: c_int,
-    _: sys::ncclComm_t,
+    comm: sys::ncclComm_t,
     stream: sys::cudaStream_t,
 ) -> sys::ncclResult_t {
     match size(count, data_type) {
         Some(bytes) => {
-            MESSAGES.with_borrow_mut(|messages| messages.received.push((buffer, bytes, stream)));
+            let message = (buffer, bytes, (comm, stream));
+            MESSAGES.with_borrow_mut(|messages| messages.received.push(message));
             SUCCESS
         }
         None => INVALID,
@@ -263,11 +271,11 @@ unsafe extern "C" fn copy(
     to: *mut c_void,
     count: usize,
     data_type: sys::ncclDataType_t,
-    _: sys::ncclComm_t,
+    comm: sys::ncclComm_t,
     stream: sys::cudaStream_t,
 ) -> sys::ncclResult_t {
     match size(count, data_type) {
-        Some(bytes) => put_copy(from, to, bytes, stream),
+        Some(bytes) => put_copy(from, to, bytes, (comm, stream)),
         None => INVALID,
     }
 }
@@ -312,15 +320,26 @@ unsafe extern "C" fn from_root(
     unsafe { copy(from, to, count, data_type, comm, stream) }
 }
 
+/// The largest handle of CUDA that names a default stream of whichever context is current (`CU_STREAM_PER_THREAD`).
+const LAST_DEFAULT_STREAM: usize = 2;
+
 /// Puts a copy on the stream; does nothing in place.
 fn put_copy(
     from: *const c_void,
     to: *mut c_void,
     bytes: usize,
-    stream: sys::cudaStream_t,
+    (comm, stream): Queue,
 ) -> sys::ncclResult_t {
     if from == to.cast_const() || bytes == 0 {
         return SUCCESS;
+    }
+    // In a group over several devices, the context of another one may be current.
+    if stream.addr() <= LAST_DEFAULT_STREAM {
+        // SAFETY: the context in which the communicator was made, which keeps it alive.
+        let bound = unsafe { result::ctx::set_current(comm.cast()) };
+        if bound.is_err() {
+            return sys::ncclResult_t::ncclUnhandledCudaError;
+        }
     }
     // SAFETY: the callers of the functions above pass device memory of that many bytes, valid until the
     // work on the stream is done.
@@ -350,4 +369,39 @@ pub(crate) fn communicator(
         .with(|comm| comm.library = Some(library.clone()))
         .build()
         .expect("a communicator")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::Gate;
+
+    #[test]
+    fn copies_of_a_group_over_default_streams_of_two_devices_go_to_the_stream_of_their_communicator()
+     {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let streams =
+            [0, 1].map(|device| crate::device(device).expect("a device").default_stream());
+        let [a, b] = streams.each_ref().map(communicator);
+        let memory = |at: usize, value: u8| streams[at].clone_htod(&[value; 4]).expect("memory");
+        let (mut x, mut y, mut z) = (memory(0, 1), memory(0, 2), memory(0, 2));
+        let (other, mut copied) = (memory(1, 3), memory(1, 4));
+        // What is to be copied is written later.
+        let work = Gate::closed_on(&streams[0]).expect("work");
+        streams[0].memset_zeros(&mut x).expect("it is enqueued");
+        crate::group(|group| {
+            let on_a = group.on(&a)?;
+            on_a.all_gather(&x, &mut y)?;
+            on_a.isend(&x, 0)?;
+            on_a.irecv(&mut z, 0)?;
+            group.on(&b)?.all_gather(&other, &mut copied)
+        })
+        .expect("a group");
+        work.open();
+        for copy in [y, z] {
+            let copy = streams[0].clone_dtoh(&copy).expect("a copy");
+            assert_eq!(copy, [0; 4]);
+        }
+        assert_eq!(streams[1].clone_dtoh(&copied).expect("a copy"), [3; 4]);
+    }
 }
