@@ -26,6 +26,7 @@ use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, ForkGuarded};
 use crate::operation::{OperationKind, Shape};
+use crate::recorder::handle_of;
 use crate::time::deadline_after;
 
 /// An issued operation.
@@ -53,12 +54,20 @@ pub struct Request {
     shape: Shape,
     sequence: u64,
     issued: Instant,
-    completion_event: OnceCell<Arc<CudaEvent>>,
+    completion_event: OnceCell<CompletionEvent>,
     complete: AtomicBool,
     /// The poller's entry with the waker, while the request is awaited.
     entry: Option<poller::PollerEntry>,
     /// Set while the request is awaited and its communicator is being aborted.
     ending: Option<Box<AwaitedAbort>>,
+}
+
+/// The event behind an operation.
+struct CompletionEvent {
+    event: Arc<CudaEvent>,
+    /// Up to which number all calls on the stream are in front of the event. Less than the operation's number if a replay
+    /// with a lower number was being launched, which happens without the communicator's lock.
+    covers: u64,
 }
 
 /// An abort whose end a task awaits.
@@ -274,7 +283,8 @@ impl Request {
             return self.ended();
         }
         let inside = self.inner.enter(CallKind::Query, self.timeout);
-        let done = cuda_driver::is_reached(self.completion_event()?).map_err(Error::cuda(
+        let CompletionEvent { event, covers } = self.completion_event()?;
+        let done = cuda_driver::is_reached(event).map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         drop(inside);
@@ -294,7 +304,7 @@ impl Request {
         }
         if done {
             let stream = self.stream();
-            self.inner.track_handle.track().done(stream, self.sequence);
+            self.inner.track_handle.track().done(stream, *covers);
             self.complete.store(true, Ordering::Relaxed);
         }
         Ok(done)
@@ -323,22 +333,24 @@ impl Request {
     }
 
     /// Returns the event behind the operation, which the first query records.
-    fn completion_event(&self) -> Result<&Arc<CudaEvent>> {
+    fn completion_event(&self) -> Result<&CompletionEvent> {
         self.completion_event.get_or_try_init(|| {
             let stream = self.stream();
             check_not_capturing("the operation's stream", stream)?;
             let pooled = self.inner.completion_events.lock().pop();
-            let completion_event = match pooled {
-                Some(completion_event) => completion_event,
+            let event = match pooled {
+                Some(event) => event,
                 None => Arc::new(
                     cuda_driver::new_event(&self.inner.context, None)
                         .map_err(Error::cuda("creating an event (cuEventCreate)"))?,
                 ),
             };
-            cuda_driver::record(&completion_event, stream).map_err(Error::cuda(
+            let track = self.inner.track_handle.track();
+            let covers = track.issued_below(handle_of(stream), self.sequence + 1);
+            cuda_driver::record(&event, stream).map_err(Error::cuda(
                 "recording an event behind the operation (cuEventRecord)",
             ))?;
-            Ok(completion_event)
+            Ok(CompletionEvent { event, covers })
         })
     }
 
@@ -427,7 +439,7 @@ impl Future for Request {
             }
         }
         let completion_event = match self.completion_event() {
-            Ok(completion_event) => Some(Arc::clone(completion_event)),
+            Ok(completion_event) => Some(Arc::clone(&completion_event.event)),
             // The event could not be recorded; the end of an abort is awaited without one.
             Err(_) if self.inner.lifecycle.get().abort_has_begun() => None,
             Err(error) => return Poll::Ready(Err(self.final_error(failed.unwrap_or(error)))),
@@ -466,10 +478,10 @@ impl Drop for Request {
             return;
         }
         self.entry = None;
-        if let Some(completion_event) = self.completion_event.take()
-            && Arc::strong_count(&completion_event) == 1
+        if let Some(CompletionEvent { event, .. }) = self.completion_event.take()
+            && Arc::strong_count(&event) == 1
         {
-            self.inner.completion_events.lock().push(completion_event);
+            self.inner.completion_events.lock().push(event);
         }
     }
 }
@@ -482,5 +494,50 @@ impl fmt::Debug for Request {
             .field("sequence", &self.sequence)
             .field("complete", &self.complete)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ReduceOp;
+    use crate::issuing::{IssueBuffers, Replayed};
+    use crate::single_rank;
+
+    #[test]
+    fn the_end_of_a_request_does_not_count_an_earlier_replay_that_is_not_launched_yet() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let device = crate::device(0).expect("a device");
+        let comm = single_rank::communicator(&device.new_stream().expect("a stream"));
+        let mut y = comm.stream().alloc_zeros::<f32>(4).expect("memory");
+        let mut reduce = || {
+            let request = comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
+            request.wait()?;
+            Ok::<_, Error>(request.sequence())
+        };
+        let done = || {
+            let track = comm.inner.track_handle.track();
+            track.done_on(handle_of(comm.stream()))
+        };
+        let event = cuda_driver::new_event(&device, None).expect("an event");
+        let buffers = IssueBuffers::new(&comm.stream).expect("a stream");
+        let replayed = Replayed {
+            plan: 1,
+            volume: None,
+            reaches_all: false,
+        };
+        let launch = |_: &Inner| {
+            // The thread of the replay has its number, and is interrupted before it launches.
+            let other = std::thread::scope(|scope| scope.spawn(&mut reduce).join());
+            let sequence = other.expect("no panic").expect("no error");
+            assert_eq!((sequence, done()), (2, 0));
+            Ok(())
+        };
+        let replay = comm
+            .inner
+            .replay(&buffers, &event, &replayed, comm.timeout, launch);
+        assert_eq!(replay.expect("no error"), 1);
+        assert_eq!(reduce().expect("no error"), 3);
+        assert_eq!(done(), 3);
     }
 }
