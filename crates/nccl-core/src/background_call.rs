@@ -116,12 +116,13 @@ impl<T> Future for BackgroundCall<T> {
         if let Err(error) = forked::check() {
             return Poll::Ready(Err(error));
         }
+        // Cloned, and an earlier one dropped, without the lock, because a waker is the executor's code.
+        let waker = context.waker().clone();
         let mut state = self.state.lock();
-        if let State::Running(waker) = &mut *state {
-            match waker {
-                Some(waker) if waker.will_wake(context.waker()) => {}
-                _ => *waker = Some(context.waker().clone()),
-            }
+        if let State::Running(stored) = &mut *state {
+            let earlier = stored.replace(waker);
+            drop(state);
+            drop(earlier);
             return Poll::Pending;
         }
         let end = std::mem::replace(&mut *state, State::Taken);
@@ -199,6 +200,48 @@ mod tests {
         let call = BackgroundCall::start(|| -> Result<()> { panic!("on purpose") });
         let panic = catch_unwind(AssertUnwindSafe(|| awaited(call))).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
+    }
+
+    /// Tells whether the lock of a call was free when the last clone of the waker was dropped.
+    struct WatchesLock {
+        state: Arc<Mutex<State<()>>>,
+        was_free: mpsc::Sender<bool>,
+    }
+
+    impl Wake for WatchesLock {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for WatchesLock {
+        fn drop(&mut self) {
+            let is_free = self.state.try_lock().is_some();
+            let _ = self.was_free.send(is_free);
+        }
+    }
+
+    #[test]
+    fn the_waker_of_an_earlier_poll_is_dropped_while_the_call_is_not_locked() {
+        let (go, gate) = mpsc::channel::<()>();
+        let mut call = BackgroundCall::start(move || {
+            gate.recv().expect("a word");
+            Ok(())
+        });
+        let (was_free, dropped) = mpsc::channel();
+        let waker = Waker::from(Arc::new(WatchesLock {
+            state: Arc::clone(&call.state),
+            was_free,
+        }));
+        let mut poll = |waker: &Waker| {
+            let mut context = Context::from_waker(waker);
+            Pin::new(&mut call).poll(&mut context).is_pending()
+        };
+        assert!(poll(&waker));
+        // The call has the last clone, which the next poll replaces.
+        drop(waker);
+        assert!(dropped.try_recv().is_err());
+        assert!(poll(Waker::noop()));
+        assert_eq!(dropped.try_recv(), Ok(true));
+        go.send(()).expect("it waits");
     }
 
     #[test]
