@@ -6,12 +6,16 @@
 //! of an area is idle while the area is in the pool, and when it is dropped. The copies use plain slices, which cudarc
 //! does not know to be pinned, so that nothing else waits for them. An area whose stream does not become idle (a device
 //! that failed, a rank that does not release it) is leaked.
+//!
+//! Other threads of the program may capture meanwhile, and their errors may be stored in the context. So each call of
+//! cudarc is made in `undisturbed`.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use nccl::cuda_driver::{self, undisturbed};
 use nccl::cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, DriverError, PinnedHostSlice,
 };
@@ -85,19 +89,27 @@ struct Area {
 
 impl Area {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
-        context.bind_to_thread()?;
-        let stream = context.new_stream()?;
-        // Cached, because the host reads results from it.
-        // SAFETY: every byte is written before it is read: by the caller, or by the device.
-        let host = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0)? };
-        // SAFETY: as above.
-        let device = unsafe { stream.alloc::<u8>(bytes)? };
-        Ok(Self {
-            host,
-            device,
-            stream,
-            end: context.new_event(None)?,
+        undisturbed(context, || {
+            context.bind_to_thread()?;
+            let stream = context.new_stream()?;
+            // Cached, because the host reads results from it.
+            // SAFETY: every byte is written before it is read: by the caller, or by the device.
+            let host = unsafe { context.alloc_pinned_with_flags::<u8>(bytes, 0)? };
+            // SAFETY: as above.
+            let device = unsafe { stream.alloc::<u8>(bytes)? };
+            Ok(Self {
+                host,
+                device,
+                stream,
+                end: context.new_event(None)?,
+            })
         })
+    }
+
+    /// Frees an area that rests.
+    fn free(self) {
+        let context = Arc::clone(self.stream.context());
+        undisturbed(&context, || drop(self));
     }
 
     fn bytes(&self) -> usize {
@@ -113,14 +125,17 @@ impl Area {
         output: usize,
     ) -> nccl::Result<()> {
         let comm = comm.on(&self.stream);
-        let host = self.host.as_mut_slice().map_err(cuda("pinned memory"))?;
+        let context = self.stream.context();
+        let host = undisturbed(context, || self.host.as_mut_slice());
+        let host = host.map_err(cuda("pinned memory"))?;
         let (host_in, host_out) = host.split_at_mut(place_of_output(input.len()));
         let (mut device_in, mut device_out) =
             self.device.split_at_mut(place_of_output(input.len()));
         if !input.is_empty() {
             let host_in = &mut host_in[..input.len()];
             host_in.copy_from_slice(input);
-            let copied = self.stream.memcpy_htod(host_in, &mut device_in);
+            let copy = || self.stream.memcpy_htod(host_in, &mut device_in);
+            let copied = undisturbed(context, copy);
             copied.map_err(cuda("copying a tensor to the device (cuMemcpyHtoDAsync)"))?;
         }
         let request = {
@@ -129,30 +144,33 @@ impl Area {
             collective.issue(&comm, x, y)?
         };
         if output != 0 {
-            let copied =
-                (self.stream).memcpy_dtoh(&device_out.slice(..output), &mut host_out[..output]);
+            let device_out = device_out.slice(..output);
+            let copy = || (self.stream).memcpy_dtoh(&device_out, &mut host_out[..output]);
+            let copied = undisturbed(context, copy);
             copied.map_err(cuda("copying a tensor from the device (cuMemcpyDtoHAsync)"))?;
         }
         // The copy back is enqueued before the wait for the operation.
         request.wait()
     }
 
-    /// Returns whether the area's stream becomes idle within `timeout`.
-    fn rests(&self, timeout: Duration) -> bool {
-        if self.end.record(&self.stream).is_err() {
-            return false;
-        }
+    /// Waits until the area's stream is idle, for at most `timeout`.
+    fn rest(&self, timeout: Duration) -> nccl::Result<()> {
+        const END: &str = "waiting for the end of staged copies (cuEventRecord, cuEventQuery)";
+        cuda_driver::bind(self.stream.context()).map_err(cuda(END))?;
+        cuda_driver::record(&self.end, &self.stream).map_err(cuda(END))?;
         let begun = Instant::now();
         let mut pause = Duration::from_micros(1);
-        loop {
-            match self.end.try_is_complete() {
-                Ok(true) => return true,
-                Ok(false) if begun.elapsed() < timeout => {}
-                _ => return false,
+        while !cuda_driver::is_reached(&self.end).map_err(cuda(END))? {
+            if begun.elapsed() >= timeout {
+                return Err(nccl::Error::from(ErrorKind::TimedOut {
+                    what: String::from("copying a tensor from the device"),
+                    timeout,
+                }));
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(1));
         }
+        Ok(())
     }
 }
 
@@ -183,18 +201,15 @@ impl Staging {
         } else {
             FAILED_LIMIT
         };
-        if !area.rests(timeout) {
+        if let Err(error) = area.rest(timeout) {
             self.areas.fetch_sub(1, Ordering::Relaxed);
             self.bytes.fetch_sub(area.bytes(), Ordering::Relaxed);
             self.leaked.fetch_add(1, Ordering::Relaxed);
-            return done.and(Err(nccl::Error::from(ErrorKind::TimedOut {
-                what: String::from("copying a tensor from the device"),
-                timeout,
-            })));
+            return done.and(Err(error));
         }
         if done.is_ok() {
             let start = place_of_output(input.len());
-            done = match area.host.as_slice() {
+            done = match undisturbed(area.stream.context(), || area.host.as_slice()) {
                 Ok(host) => {
                     output.copy_from_slice(&host[start..start + output.len()]);
                     Ok(())
@@ -242,6 +257,7 @@ impl Staging {
         if let Some(small) = small {
             self.areas.fetch_sub(1, Ordering::Relaxed);
             self.bytes.fetch_sub(small.bytes(), Ordering::Relaxed);
+            small.free();
         }
         let bytes = needed.max(LEAST).checked_next_power_of_two();
         let bytes = bytes.ok_or_else(|| too_large(needed))?;
@@ -252,6 +268,12 @@ impl Staging {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(area)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.idle.get_mut().drain(..).for_each(Area::free);
     }
 }
 

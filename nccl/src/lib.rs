@@ -157,6 +157,11 @@ pub mod debug_log {
         Process, Retry, Transport, Warning,
     };
 }
+/// For `nccl-candle`, whose calls of CUDA must not break a capture of the program either.
+#[doc(hidden)]
+pub mod cuda_driver {
+    pub use nccl_core::cuda_driver::{bind, is_reached, record, undisturbed};
+}
 pub mod dlpack {
     //! Tensors of other libraries, in DLPack's layout: `__dlpack__` of PyTorch, JAX, CuPy and TVM.
     //!

@@ -194,6 +194,14 @@ pub fn ignoring_stored_error<T>(context: &CudaContext, calls: impl FnOnce() -> T
     value
 }
 
+/// Makes calls of cudarc that return their errors, and may wait. They do not break a capture of the program, and an error that
+/// was stored before does not affect them.
+#[doc(hidden)]
+pub fn undisturbed<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
+    let _relaxed = Relaxed::begin();
+    ignoring_stored_error(context, calls)
+}
+
 /// Creates an event. The context is bound to this thread afterwards.
 #[doc(hidden)]
 pub fn new_event(

@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 
 use candle_core::DType;
+use nccl::cudarc::driver::{DriverError, sys};
 use nccl::{ReduceOp, World};
 
 use crate::support::ranks_as_threads;
@@ -137,6 +138,51 @@ fn memory_that_may_still_be_in_use_is_given_up_instead_of_used_again() {
         );
         let staged = comm.staged();
         assert_eq!((staged.areas, staged.bytes, staged.leaked), (0, 0, 1));
+        Outcome::Ok(())
+    });
+}
+
+/// In global mode a capture forbids all threads of the process the calls that may wait, unless they have exempted
+/// themselves.
+#[test]
+fn a_global_capture_of_another_thread_outlives_collectives_of_tensors_on_the_cpu() {
+    ranks_as_threads(1, |world| {
+        let comm = join(&World::single())?;
+        let captured = crate::support::device(&world)?.new_stream()?;
+        captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
+        std::thread::scope(|scope| {
+            let reduces = scope.spawn(|| {
+                // The second needs a larger area, and frees the first.
+                for length in [10, 10_000] {
+                    let x = tensor(0, &[length], DType::F32)?;
+                    assert_same(&comm.all_reduce(&x, ReduceOp::Sum)?, &x);
+                }
+                candle_core::Result::Ok(())
+            });
+            reduces.join().expect("no panic")
+        })?;
+        captured.end_capture(sys::CUgraphInstantiate_flags(0))?;
+        let staged = comm.staged();
+        assert_eq!((staged.areas, staged.leaked), (1, 0));
+        Outcome::Ok(())
+    });
+}
+
+#[test]
+fn an_error_that_the_program_has_left_in_the_context_does_not_fail_a_collective() {
+    ranks_as_threads(1, |_| {
+        let comm = join(&World::single())?;
+        let context = comm.communicator().stream().context();
+        let error = Err(DriverError(
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+        ));
+        for length in [10, 10, 10_000] {
+            context.record_err::<()>(error);
+            let x = tensor(0, &[length], DType::F32)?;
+            assert_same(&comm.all_reduce(&x, ReduceOp::Sum)?, &x);
+            assert_eq!(context.check_err(), error);
+        }
+        assert_eq!(comm.staged().leaked, 0);
         Outcome::Ok(())
     });
 }
