@@ -4,11 +4,12 @@
 //! how many events it has missed. A rank's world records nothing before its first reader exists. The writers are the
 //! thread that reads the connections and the thread that ends a communicator, so recording delays no operation.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -219,21 +220,27 @@ impl EventLog {
     }
 }
 
-/// The tasks that await an event.
+/// The tasks that await an event, by the number of their reader. Each reader has one at most, so that a reader that polls
+/// often, or for many tasks, keeps no memory.
 #[derive(Default)]
-pub(super) struct Wakers(Mutex<Vec<Waker>>);
+pub(super) struct Wakers(Mutex<BTreeMap<u64, Waker>>);
 
 impl Wakers {
-    fn add(&self, waker: &Waker) {
-        let mut wakers = self.0.lock();
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
+    fn set(&self, reader: u64, waker: Waker) {
+        let replaced = self.0.lock().insert(reader, waker);
+        // Not under the lock: that may drop a task, with a reader of its own.
+        drop(replaced);
+    }
+
+    fn remove(&self, reader: u64) {
+        let removed = self.0.lock().remove(&reader);
+        // Not under the lock, as in `set`.
+        drop(removed);
     }
 
     pub(super) fn wake(&self) {
         let wakers = std::mem::take(&mut *self.0.lock());
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 
@@ -302,6 +309,8 @@ impl EventSource for EventBus {
 /// ```
 pub struct Events {
     source: Arc<dyn EventSource>,
+    /// Distinguishes the readers of this process.
+    reader: u64,
     next: u64,
 }
 
@@ -316,7 +325,12 @@ pub(super) trait EventSource: Send + Sync + UnwindSafe + RefUnwindSafe {
 
 impl Events {
     pub(super) fn of(source: Arc<dyn EventSource>) -> Self {
-        Self { source, next: 0 }
+        static NEXT_READER: AtomicU64 = AtomicU64::new(0);
+        Self {
+            source,
+            reader: NEXT_READER.fetch_add(1, Ordering::Relaxed),
+            next: 0,
+        }
     }
 
     /// Returns the next event. Returns `None` when no event arrives within `timeout`, or at once when no event will
@@ -357,8 +371,12 @@ impl Events {
     /// # }
     /// ```
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<WorldEvent>> {
-        // The waker is registered before the check, so that no event is missed in between.
-        self.source.wakers().add(context.waker());
+        // In a forked child, another thread of the parent may hold the lock for ever.
+        if !forked::is_child() {
+            // The waker is registered before the check, so that no event is missed in between.
+            let waker = context.waker().clone();
+            self.source.wakers().set(self.reader, waker);
+        }
         match self.wait(Instant::now()) {
             Some(event) => Poll::Ready(event),
             None => Poll::Pending,
@@ -396,6 +414,14 @@ impl Iterator for Events {
             if let Some(next) = self.wait(deadline_after(Duration::from_secs(3600))) {
                 return next;
             }
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if !forked::is_child() {
+            self.source.wakers().remove(self.reader);
         }
     }
 }
@@ -451,5 +477,27 @@ mod tests {
         assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 1);
         let left = Some(WorldEvent::Left { rank: 3 });
         assert_eq!(events.poll_next(&mut context), Poll::Ready(left));
+    }
+    #[test]
+    fn a_reader_that_is_dropped_leaves_no_task_behind_and_one_that_polls_again_only_the_last() {
+        struct Idle;
+        impl std::task::Wake for Idle {
+            fn wake(self: Arc<Self>) {}
+        }
+        let seen = Arc::new(EventBus::default());
+        let tasks: Vec<_> = (0..10_000).map(|_| Arc::new(Idle)).collect();
+        let mut lasting = Events::of(seen.clone());
+        for task in &tasks {
+            let waker = Waker::from(Arc::clone(task));
+            let mut context = Context::from_waker(&waker);
+            let mut brief = Events::of(seen.clone());
+            assert!(brief.poll_next(&mut context).is_pending());
+            assert!(lasting.poll_next(&mut context).is_pending());
+        }
+        let (last, others) = tasks.split_last().unwrap();
+        assert!(others.iter().all(|task| Arc::strong_count(task) == 1));
+        assert_eq!(Arc::strong_count(last), 2);
+        drop(lasting);
+        assert_eq!(Arc::strong_count(last), 1);
     }
 }
