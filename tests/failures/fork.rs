@@ -180,9 +180,21 @@ impl All {
             ("get", world.get("nothing").err()),
             ("channel", world.channel("child").recv(LONG).err()),
             ("next_generation", world.next_generation(LONG).err()),
+            ("join_running", World::join_running(nowhere()).err()),
+            (
+                "fail of a rendezvous",
+                nowhere().fail(&std::io::Error::other("a test")).err(),
+            ),
             ("id", UniqueId::new(comm.library()).err()),
         ]
     }
+}
+
+/// A rendezvous at which no rank listens.
+fn nowhere() -> Rendezvous {
+    let path = std::env::temp_dir().join(format!("nccl-nowhere-{}", std::process::id()));
+    let rendezvous = Rendezvous::unix(path, 1, 2).expect("a rendezvous");
+    rendezvous.with(|meet| meet.timeout = Duration::from_secs(5))
 }
 
 /// Runs `work` in a child, and returns how it ended: an exit status as `waitpid` has it. A child that hangs is killed.

@@ -130,6 +130,7 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
+        forked::begin()?;
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
         self.job_identity().check()?;

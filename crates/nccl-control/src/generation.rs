@@ -52,6 +52,7 @@ impl World {
 
     /// Joins a running world as a new rank, in place of a process that died or as an additional rank.
     pub fn join_running(rendezvous: Rendezvous) -> Result<Self> {
+        forked::begin()?;
         rendezvous.job_identity().check()?;
         EnvTimeouts::of_process()?;
         let deadline = deadline_after(world_timeout(rendezvous.timeout));

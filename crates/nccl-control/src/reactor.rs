@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, Timespec, epoll};
 
+use crate::forked;
 use crate::sync::Mutex;
 
 pub(super) use rustix::event::epoll::EventFlags;
@@ -66,7 +67,12 @@ const WAKE_TOKEN: u64 = u64::MAX;
 
 impl Reactor {
     /// Returns the reactor of this process.
+    ///
+    /// # Errors
+    /// It cannot be started; or this process is a forked child, whose descriptors would be added to the parent's `epoll`.
     pub(super) fn get() -> io::Result<&'static Self> {
+        // Before the lock, which another thread of the parent may hold for ever.
+        forked::check().map_err(io::Error::other)?;
         static STARTING: Mutex<()> = Mutex::new(());
         static REACTOR: OnceLock<Reactor> = OnceLock::new();
         let _one = STARTING.lock();
