@@ -71,28 +71,38 @@ impl Reactor {
     /// # Errors
     /// It cannot be started; or this process is a forked child, whose descriptors would be added to the parent's `epoll`.
     pub(super) fn get() -> io::Result<&'static Self> {
+        static REACTOR: OnceLock<Arc<Reactor>> = OnceLock::new();
         // Before the lock, which another thread of the parent may hold for ever.
         forked::check().map_err(io::Error::other)?;
+        Self::get_or_start(&REACTOR, |reactor| {
+            let thread = std::thread::Builder::new().name(String::from("nccl-control"));
+            thread.spawn(move || reactor.run()).map(drop)
+        })
+    }
+
+    /// Returns the reactor in `cell`. If there is none, creates one, and calls `spawn` to run it.
+    fn get_or_start(
+        cell: &'static OnceLock<Arc<Self>>,
+        spawn: impl FnOnce(Arc<Self>) -> io::Result<()>,
+    ) -> io::Result<&'static Self> {
         static STARTING: Mutex<()> = Mutex::new(());
-        static REACTOR: OnceLock<Reactor> = OnceLock::new();
         let _one = STARTING.lock();
-        if let Some(reactor) = REACTOR.get() {
+        if let Some(reactor) = cell.get() {
             return Ok(reactor);
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE_TOKEN);
         epoll::add(&epoll, &bell, data, EventFlags::IN)?;
-        let reactor = REACTOR.get_or_init(|| Self {
+        let reactor = Arc::new(Self {
             epoll,
             bell,
             sources: Mutex::default(),
             alarms: Mutex::default(),
         });
-        std::thread::Builder::new()
-            .name(String::from("nccl-control"))
-            .spawn(|| reactor.run())?;
-        Ok(reactor)
+        // First, because a reactor in `cell` is used by all later worlds, also if no thread runs it.
+        spawn(Arc::clone(&reactor))?;
+        Ok(cell.get_or_init(|| reactor))
     }
 
     pub(super) fn add(
@@ -209,5 +219,25 @@ pub(super) fn poll(
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reactor_whose_thread_cannot_be_started_is_tried_again_by_the_next_world() {
+        static REACTOR: OnceLock<Arc<Reactor>> = OnceLock::new();
+        let no_thread = |_| Err(io::ErrorKind::WouldBlock.into());
+        assert!(Reactor::get_or_start(&REACTOR, no_thread).is_err());
+        let mut was_started = false;
+        let started = Reactor::get_or_start(&REACTOR, |_| {
+            was_started = true;
+            Ok(())
+        });
+        assert!(started.is_ok() && was_started);
+        // A running reactor is not started a second time.
+        assert!(Reactor::get_or_start(&REACTOR, no_thread).is_ok());
     }
 }
