@@ -69,6 +69,11 @@ impl Listener {
     pub(super) fn set_published(&mut self, discovery: DiscoveryHandle) {
         self.published = Some(discovery);
     }
+
+    /// Whether dropping this listener withdraws its address, which may block.
+    pub(super) fn is_published(&self) -> bool {
+        self.published.is_some()
+    }
 }
 
 /// Returns the device and inode of the file at `path`, which distinguish it from the file of a later job at the same path.

@@ -25,7 +25,7 @@ use crate::job::Job;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::socket::{self, Listener};
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex};
 use crate::tcp;
 
 /// How long accepting pauses when the system has no room for another connection.
@@ -39,6 +39,10 @@ pub(super) struct Acceptor {
     has_secret: bool,
     translated: bool,
     listeners: Mutex<Vec<(Listener, u64)>>,
+    /// How many listeners are being dropped. Locked after `listeners`.
+    closing: Mutex<usize>,
+    /// Signalled when listeners have been dropped.
+    dropped: Condvar,
     closed: AtomicBool,
     inbound: Arc<InboundConnections>,
     /// Whether accepting is paused.
@@ -60,6 +64,8 @@ impl Acceptor {
             has_secret: job.secret.is_some(),
             translated: job.translated,
             listeners: Mutex::default(),
+            closing: Mutex::default(),
+            dropped: Condvar::new(),
             closed: AtomicBool::new(false),
             inbound: InboundConnections::new(admission, 2 * size + 64),
             paused: AtomicBool::new(false),
@@ -89,15 +95,43 @@ impl Acceptor {
         Ok(true)
     }
 
-    pub(super) fn close(&self) {
+    /// Stops listening. A published address is withdrawn on a separate thread, because that may block and this may be the
+    /// reactor's thread; [`wait_until_closed`](Self::wait_until_closed) waits for it.
+    pub(super) fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
-        let listeners = std::mem::take(&mut *self.listeners.lock());
+        let listeners = {
+            let mut listeners = self.listeners.lock();
+            // Counted under this lock: another thread that closes finds no listeners only when it can wait for these.
+            *self.closing.lock() += listeners.len();
+            std::mem::take(&mut *listeners)
+        };
         if let Ok(reactor) = Reactor::get() {
             for (listener, token) in &listeners {
                 reactor.remove(listener, *token);
             }
         }
         self.inbound.close_all();
+        let listeners = listeners.into_iter().map(|(listener, _)| listener);
+        let (published, others) = listeners.partition(Listener::is_published);
+        let [published, others] = [published, others].map(|listeners| ClosingListeners {
+            acceptor: Arc::clone(self),
+            listeners,
+        });
+        drop(others);
+        if !published.listeners.is_empty() {
+            // Without a thread, they are dropped here: an address that stays published misleads the next job.
+            let _ = std::thread::Builder::new()
+                .name(String::from("nccl-listen"))
+                .spawn(move || drop(published));
+        }
+    }
+
+    /// Waits until all listeners that were closed have been dropped, or until the deadline.
+    pub(super) fn wait_until_closed(&self, deadline: Instant) {
+        let mut closing = self.closing.lock();
+        while *closing > 0 && Instant::now() < deadline {
+            self.dropped.wait_until(&mut closing, deadline);
+        }
     }
 
     fn accept(&self) {
@@ -217,6 +251,21 @@ impl Acceptor {
             tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "now listening at the address of the previous coordinator");
         }
         Ok(())
+    }
+}
+
+/// Listeners that an acceptor has given up, and that have not been dropped.
+struct ClosingListeners {
+    acceptor: Arc<Acceptor>,
+    listeners: Vec<Listener>,
+}
+
+impl Drop for ClosingListeners {
+    fn drop(&mut self) {
+        let count = self.listeners.len();
+        self.listeners.clear();
+        *self.acceptor.closing.lock() -= count;
+        self.acceptor.dropped.notify_all();
     }
 }
 

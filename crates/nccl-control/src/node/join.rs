@@ -46,6 +46,9 @@ const LARGE_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the initial coordinator waits for ranks that have not received the reason why there is no first generation.
 const LATE_RANKS_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long the withdrawal of a published address may take: a discovery may block for a second.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How long a leaving coordinator waits for other members that leave.
 const COORDINATOR_LINGER: Duration = Duration::from_millis(50);
 
@@ -565,13 +568,17 @@ impl Node {
         state.departed.len() + 1 >= state.machine.membership().members.len()
     }
 
-    /// Closes all connections: nothing is sent or received any more.
+    /// Closes all connections: nothing is sent or received any more. Waits until published addresses are withdrawn, so
+    /// that they are even if the process exits now.
     fn close(&self, mut state: MutexGuard<'_, State>) {
         state.connections.close_all();
-        state.work.closes_acceptor = true;
         state.process_watches.clear();
         drop(state);
         self.run_deferred_work();
+        if let Some(acceptor) = self.acceptor.get() {
+            acceptor.close();
+            acceptor.wait_until_closed(Instant::now() + WITHDRAW_TIMEOUT);
+        }
     }
 
     /// Reports that this process fails, and why, regardless of its sessions.

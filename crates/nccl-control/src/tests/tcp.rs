@@ -1,8 +1,11 @@
 //! Ranks that meet over TCP, on the loopback of this host.
 
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::*;
+use crate::Discovery;
+use crate::sync::Mutex;
 
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -44,6 +47,60 @@ fn ranks_meet_at_any_port_that_is_published() {
     }
     let error = World::join(Rendezvous::tcp("127.0.0.1", 0, 0, 1).unwrap());
     assert!(error.unwrap_err().to_string().contains("publish"));
+}
+
+/// Withdraws slowly, and records which threads have withdrawn an address.
+#[derive(Default)]
+struct Slow {
+    at: Mutex<Option<SocketAddr>>,
+    withdrawn_by: Mutex<Vec<Option<String>>>,
+}
+
+impl Discovery for Slow {
+    fn name(&self) -> String {
+        String::from("slow")
+    }
+
+    fn publish(&self, at: SocketAddr) -> io::Result<()> {
+        *self.at.lock() = Some(at);
+        Ok(())
+    }
+
+    fn withdraw(&self, at: SocketAddr) {
+        std::thread::sleep(Duration::from_millis(300));
+        self.at.lock().take_if(|known| *known == at);
+        let by = std::thread::current().name().map(str::to_owned);
+        self.withdrawn_by.lock().push(by);
+    }
+
+    fn find(&self) -> io::Result<SocketAddr> {
+        let at = *self.at.lock();
+        at.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+#[test]
+fn an_address_is_withdrawn_on_a_thread_of_its_own_before_its_rank_has_left() {
+    let discovery = Arc::new(Slow::default());
+    let at = |rank| {
+        Rendezvous::tcp("127.0.0.1", 0, rank, 2)
+            .unwrap()
+            .discovery(Arc::<Slow>::clone(&discovery))
+            .with(|meet| {
+                meet.timeout = Duration::from_secs(20);
+                meet.secret = Some(SECRET.into());
+            })
+    };
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| World::join(at(1)).unwrap());
+        let zero = World::join(at(0)).unwrap();
+        // Rank 1 stays: the thread that reads the connections learns that rank 0 may leave.
+        let one = one.join().unwrap();
+        drop(zero);
+        let by = discovery.withdrawn_by.lock().clone();
+        assert_eq!(by, [Some(String::from("nccl-listen"))]);
+        drop(one);
+    });
 }
 
 #[test]
