@@ -717,7 +717,7 @@ impl World {
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names the ranks that did not call within `timeout`, or states that this rank reaches
-    /// no majority of the others.
+    /// no majority of the others, or that another call of this rank still waits for the next generation.
     ///
     /// ```
     /// use std::time::Duration;
@@ -741,6 +741,8 @@ impl World {
     }
 
     /// As [`next_generation`](Self::next_generation), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// If the future is dropped, the call continues in the background until it ends; until then, another one fails.
     ///
     /// ```
     /// # use std::{sync::Arc, time::Duration};

@@ -146,6 +146,7 @@ impl World {
                 let answer = self.ask(TOPIC, request, now + PHASES_TIMEOUT, None);
                 answer.map_or_else(|error| error, |_| self.error_of(TOPIC, &late))
             }
+            NextGenerationError::Twice => self.error_of(TOPIC, &RequestError::Twice),
             NextGenerationError::Excluded => match (
                 self.session.check_takes_part(TOPIC),
                 self.session.inbox.cut_off_from(),

@@ -102,6 +102,8 @@ pub(super) struct State {
     pub(super) formation_error: Option<RequestError>,
     /// The slots that have received that error.
     pub(super) formation_error_received: BTreeSet<u32>,
+    /// Whether a call of the program waits for the next generation.
+    pub(super) is_reconfiguring: bool,
     /// The members that were missing when the last reconfiguration failed.
     pub(super) reconfiguration_missing: Option<Vec<MemberId>>,
     /// Why this process no longer takes part.
@@ -217,6 +219,7 @@ impl Node {
             exit_reports: HashMap::new(),
             formation_error: None,
             formation_error_received: BTreeSet::new(),
+            is_reconfiguring: false,
             reconfiguration_missing: None,
             excluded: None,
             left: false,

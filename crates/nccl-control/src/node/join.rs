@@ -71,6 +71,8 @@ pub(crate) enum NextGenerationError {
     Missing { ranks: Vec<usize>, waited: Duration },
     /// This process no longer takes part.
     Excluded,
+    /// Another call of this process waits for the next generation, or has just received it.
+    Twice,
 }
 
 impl ActiveGeneration {
@@ -449,6 +451,13 @@ impl Node {
     ) -> Result<ActiveGeneration, NextGenerationError> {
         let begun = Instant::now();
         let mut state = self.state.lock();
+        // A second request would replace the first in the machine, and both calls would take one session.
+        let is_taken =
+            |session: &GenerationSession| session.generation > generation && session.is_taken;
+        if state.is_reconfiguring || state.sessions.iter().any(is_taken) {
+            return Err(NextGenerationError::Twice);
+        }
+        state.is_reconfiguring = true;
         state.reconfiguration_missing = None;
         state.handle(Input::Command(Command::Reconfigure {
             timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX / 4),
@@ -465,10 +474,13 @@ impl Node {
             if let Some(session) = state.sessions.last_mut()
                 && session.generation > generation
             {
-                return Ok(ActiveGeneration::of(self, session));
+                let active = ActiveGeneration::of(self, session);
+                state.is_reconfiguring = false;
+                return Ok(active);
             }
             let why = self.next_generation_error(&state, generation, begun, deadline);
             if let Some(why) = why {
+                state.is_reconfiguring = false;
                 state.handle(Input::Command(Command::CancelReconfigure));
                 self.run_outputs(&mut state);
                 drop(state);

@@ -228,6 +228,54 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
 }
 
 #[test]
+fn of_two_threads_of_a_rank_that_want_to_go_on_one_does_and_the_other_learns_why_not() {
+    let other_rank = Barrier::new(2);
+    ranks("both", 2, |world| {
+        if world.rank() == 1 {
+            other_rank.wait();
+            return talk(&world.next_generation(TIMEOUT).unwrap());
+        }
+        let outcomes = std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(|| world.next_generation(TIMEOUT)));
+            // Both wait by now, or the second has been refused.
+            std::thread::sleep(Duration::from_millis(300));
+            other_rank.wait();
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let (done, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
+        let refused: Vec<_> = refused.into_iter().filter_map(Result::err).collect();
+        assert_eq!((done.len(), refused.len()), (1, 1));
+        assert!(refused[0].to_string().contains("twice"), "{}", refused[0]);
+        let next = done.into_iter().find_map(Result::ok).unwrap();
+        assert_eq!(next.generation(), 1);
+        talk(&next);
+    });
+}
+
+#[test]
+fn a_rank_whose_thread_still_waits_for_the_next_generation_is_refused_and_does_not_end_that_wait() {
+    let other_rank = Barrier::new(2);
+    ranks("again", 2, |world| {
+        if world.rank() == 1 {
+            other_rank.wait();
+            return talk(&world.next_generation(TIMEOUT).unwrap());
+        }
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| world.next_generation(TIMEOUT));
+            std::thread::sleep(Duration::from_millis(300));
+            let begun = Instant::now();
+            let second = world.next_generation(Duration::from_millis(100));
+            let waited = begun.elapsed();
+            other_rank.wait();
+            let error = second.unwrap_err().to_string();
+            assert!(error.contains("twice"), "{error}");
+            assert!(waited < TIMEOUT / 2, "{waited:?}");
+            talk(&first.join().unwrap().unwrap());
+        });
+    });
+}
+
+#[test]
 fn a_generation_that_came_too_late_for_its_program_does_not_keep_the_process_in_the_job() {
     ranks("too-late", 2, |world| {
         if world.rank() == 1 {
