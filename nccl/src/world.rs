@@ -678,6 +678,9 @@ impl World {
 
     /// Makes a group of some of the ranks, in this order, under a name. All of them have to name the same ranks.
     ///
+    /// Groups without a common rank may have the same name. A rank that is in two groups needs two names: with one name, an
+    /// exchange of this rank fails if ranks of the other group have begun theirs.
+    ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when a rank is named twice, or this rank is not named.
     ///

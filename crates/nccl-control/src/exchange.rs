@@ -59,7 +59,8 @@ impl World {
         self.set_final_departure(Departure::Failed(Failure::Error(chain)));
     }
 
-    /// Returns a group of some ranks, in this order, under a name. All of them must give the same list.
+    /// Returns a group of some ranks, in this order, under a name. All of them must give the same list, and no rank may be
+    /// in two groups of one name.
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
         for (index, &rank) in ranks.iter().enumerate() {
             check_rank("rank", rank, self.size())?;
