@@ -81,15 +81,18 @@ impl Track {
         if sequence == 0 {
             return;
         }
-        self.record_done_time(sequence);
-        self.stream_progress.done_at(handle_of(stream), sequence);
+        let handle = handle_of(stream);
+        self.record_done_time(sequence, handle);
+        self.stream_progress.done_at(handle, sequence);
     }
 
-    /// Records that call `sequence` is known to be done from now on.
-    fn record_done_time(&self, sequence: u64) {
+    /// Records that call `sequence` is known to be done from now on, if it is on this stream: the last number that is known to
+    /// be done on a stream may be that of a call on another one.
+    fn record_done_time(&self, sequence: u64, stream: u64) {
         // Each sequence number is one record, from 1 on.
         let slot = self.call_ring.slot(sequence.wrapping_sub(1));
         if slot.sequence.load(Ordering::Relaxed) == sequence
+            && slot.stream.load(Ordering::Relaxed) == stream
             && slot.done.load(Ordering::Relaxed) == 0
         {
             let now = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
