@@ -414,7 +414,7 @@ impl Crew {
         });
         if scale.wanted != ranks {
             // The times stay: a process may have been started a moment ago.
-            (scale.wanted, scale.starts) = (ranks, 0);
+            (scale.wanted, scale.starts, scale.waits) = (ranks, 0, None);
             scale.most_starts = ranks + SPARE_STARTS;
         }
     }
@@ -472,7 +472,11 @@ impl Crew {
         }
         match self.members.iter().find(|worker| comes(worker)) {
             // It hangs or is stopped, and the next one can only be started when it has ended.
-            Some(worker) if worker.comes_since.is_some_and(|at| at.elapsed() > patience) => {
+            Some(worker)
+                if worker.comes_since.is_some_and(|at| at.elapsed() > patience)
+                    // One that has connected is told of this generation first.
+                    && (worker.link.is_none() || scale.tells > 0) =>
+            {
                 if let Some(pid) = worker.pid {
                     self.kill_frozen(pid);
                 }

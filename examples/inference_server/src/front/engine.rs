@@ -208,6 +208,12 @@ impl Engine {
             }
             Event::Link(link, Heard::Closed) => {
                 let place = self.crew.place_of(link);
+                if self.generation.is_none()
+                    && place.is_some_and(|place| !self.crew.members[place].leaves)
+                {
+                    // The report of its end may come after the others are ready.
+                    self.is_planned = false;
+                }
                 let place = place.filter(|&place| self.serves_now(place));
                 self.crew.closed(link);
                 if let Some(place) = place {
