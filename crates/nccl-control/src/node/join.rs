@@ -457,6 +457,12 @@ impl Node {
         if state.is_reconfiguring || state.sessions.iter().any(is_taken) {
             return Err(NextGenerationError::Twice);
         }
+        // It became active after an earlier call had given up; another request would be one for the generation after it.
+        if let Some(session) = state.sessions.last_mut()
+            && session.generation > generation
+        {
+            return Ok(ActiveGeneration::of(self, session));
+        }
         state.is_reconfiguring = true;
         state.reconfiguration_missing = None;
         state.handle(Input::Command(Command::Reconfigure {
@@ -622,6 +628,11 @@ impl Node {
     #[cfg(test)]
     pub(crate) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
         self.state.lock().services.has_round_for_a_test(wanted)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_reconfiguring_for_a_test(&self) -> bool {
+        self.state.lock().is_reconfiguring
     }
 
     #[cfg(test)]

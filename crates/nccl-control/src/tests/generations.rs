@@ -227,6 +227,18 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
     });
 }
 
+/// Waits until a thread of this rank waits for the next generation.
+fn until_one_waits(world: &World) {
+    let super::SessionBackend::Node { node, .. } = world.session.backend() else {
+        unreachable!("the ranks have connections");
+    };
+    let begun = Instant::now();
+    while !node.is_reconfiguring_for_a_test() {
+        assert!(begun.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn of_two_threads_of_a_rank_that_want_to_go_on_one_does_and_the_other_learns_why_not() {
     let other_rank = Barrier::new(2);
@@ -235,20 +247,21 @@ fn of_two_threads_of_a_rank_that_want_to_go_on_one_does_and_the_other_learns_why
             other_rank.wait();
             return talk(&world.next_generation(TIMEOUT).unwrap());
         }
-        let outcomes = std::thread::scope(|scope| {
-            let threads = [(); 2].map(|()| scope.spawn(|| world.next_generation(TIMEOUT)));
-            // Both wait by now, or the second has been refused.
-            std::thread::sleep(Duration::from_millis(300));
+        let (outcomes, arrived) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let outcomes = outcomes.clone();
+                let world = &world;
+                scope.spawn(move || outcomes.send(world.next_generation(TIMEOUT)));
+            }
+            // The other rank does not come before one of the threads is refused.
+            let error = arrived.recv().unwrap().unwrap_err().to_string();
+            assert!(error.contains("twice"), "{error}");
             other_rank.wait();
-            threads.map(|thread| thread.join().unwrap())
+            let next = arrived.recv().unwrap().unwrap();
+            assert_eq!(next.generation(), 1);
+            talk(&next);
         });
-        let (done, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
-        let refused: Vec<_> = refused.into_iter().filter_map(Result::err).collect();
-        assert_eq!((done.len(), refused.len()), (1, 1));
-        assert!(refused[0].to_string().contains("twice"), "{}", refused[0]);
-        let next = done.into_iter().find_map(Result::ok).unwrap();
-        assert_eq!(next.generation(), 1);
-        talk(&next);
     });
 }
 
@@ -262,7 +275,7 @@ fn a_rank_whose_thread_still_waits_for_the_next_generation_is_refused_and_does_n
         }
         std::thread::scope(|scope| {
             let first = scope.spawn(|| world.next_generation(TIMEOUT));
-            std::thread::sleep(Duration::from_millis(300));
+            until_one_waits(&world);
             let begun = Instant::now();
             let second = world.next_generation(Duration::from_millis(100));
             let waited = begun.elapsed();
