@@ -80,7 +80,7 @@ fn refused(world: &World) -> Outcome {
         .0
     };
     assert!(cannot(By::TwoLevel).contains("all ranks are on one node"));
-    assert!(cannot(By::CopyEngine).contains("cta_policy(CtaPolicy::Zero)"));
+    assert!(cannot(By::CopyEngine).contains("cta_policy = Some(CtaPolicy::Zero)"));
     let (said, _) = text(
         plan()
             .per_peer(DataType::Float32, 4)
