@@ -252,7 +252,9 @@ fn of_two_threads_of_a_rank_that_want_to_go_on_one_does_and_the_other_learns_why
             for _ in 0..2 {
                 let outcomes = outcomes.clone();
                 let world = &world;
-                scope.spawn(move || outcomes.send(world.next_generation(TIMEOUT)));
+                scope.spawn(move || {
+                    outcomes.send(world.next_generation(TIMEOUT)).unwrap();
+                });
             }
             // The other rank does not come before one of the threads is refused.
             let error = arrived.recv().unwrap().unwrap_err().to_string();
