@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
+#[cfg(doc)]
+use super::Communicator;
 use super::Inner;
 use super::context_lost::is_context_lost;
 use super::peer_kernels::PeerKernel;
