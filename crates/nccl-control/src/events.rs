@@ -478,6 +478,7 @@ mod tests {
         let left = Some(WorldEvent::Left { rank: 3 });
         assert_eq!(events.poll_next(&mut context), Poll::Ready(left));
     }
+
     #[test]
     fn a_reader_that_is_dropped_leaves_no_task_behind_and_one_that_polls_again_only_the_last() {
         struct Idle;

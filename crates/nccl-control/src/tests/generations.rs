@@ -227,6 +227,12 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
     });
 }
 
+/// Goes on to the next generation once another rank says so.
+fn goes_on_at(signal: &Barrier, world: &World) {
+    signal.wait();
+    talk(&world.next_generation(TIMEOUT).unwrap());
+}
+
 /// Waits until a thread of this rank waits for the next generation.
 fn until_one_waits(world: &World) {
     let super::SessionBackend::Node { node, .. } = world.session.backend() else {
@@ -244,8 +250,7 @@ fn of_two_threads_of_a_rank_that_want_to_go_on_one_does_and_the_other_learns_why
     let other_rank = Barrier::new(2);
     ranks("both", 2, |world| {
         if world.rank() == 1 {
-            other_rank.wait();
-            return talk(&world.next_generation(TIMEOUT).unwrap());
+            return goes_on_at(&other_rank, &world);
         }
         let (outcomes, arrived) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -272,8 +277,7 @@ fn a_rank_whose_thread_still_waits_for_the_next_generation_is_refused_and_does_n
     let other_rank = Barrier::new(2);
     ranks("again", 2, |world| {
         if world.rank() == 1 {
-            other_rank.wait();
-            return talk(&world.next_generation(TIMEOUT).unwrap());
+            return goes_on_at(&other_rank, &world);
         }
         std::thread::scope(|scope| {
             let first = scope.spawn(|| world.next_generation(TIMEOUT));
