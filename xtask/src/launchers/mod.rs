@@ -63,7 +63,14 @@ impl Tool {
             Self::Slurm => &["slurmd", "-V"],
         };
         let needed: &[&str] = match self {
-            Self::Slurm => &["slurmctld", "munged", "srun", "salloc", "scontrol"],
+            Self::Slurm => &[
+                "slurmctld",
+                "munged",
+                "srun",
+                "salloc",
+                "sbatch",
+                "scontrol",
+            ],
             _ => &[],
         };
         for program in needed {
@@ -335,11 +342,14 @@ fn sites() -> Vec<Site> {
             names: Names::Known,
             slurm: Some((3, LOGIN)),
             libraries: ACROSS,
-            trials: vec![benchmark(
-                LOGIN,
-                "salloc -N 3 mpirun.openmpi -n 3 ./server",
-                3,
-            )],
+            trials: vec![
+                benchmark(LOGIN, "salloc -N 3 mpirun.openmpi -n 3 ./server", 3),
+                // mpirun runs on the first node, whose ranks have no variables of a step.
+                Trial {
+                    commands: vec![(LOGIN, vec!["sh", "-c", BATCH])],
+                    ..benchmark(LOGIN, "", 3)
+                },
+            ],
         },
         Site {
             tools: vec![Tool::Mpich, Tool::Slurm],
@@ -356,6 +366,10 @@ fn sites() -> Vec<Site> {
         },
     ]
 }
+
+/// A batch job, whose output is in a file.
+const BATCH: &str = "sbatch --wait -N 3 -o batch.out --wrap \"mpirun.openmpi -n 3 ./server\"; code=$?; cat batch.out; \
+     exit $code";
 
 /// The command on each of three hosts.
 const NCCL_RUN_ON_EACH: [&str; 3] = [

@@ -151,7 +151,8 @@ impl fmt::Display for Outcome {
 /// A trial under a launcher.
 pub(super) struct Trial {
     pub(super) what: What,
-    /// For each launcher, its host and its words, in which [`PROGRAM`], [`NCCL_RUN`] and [`SECRET`] are replaced.
+    /// For each launcher, its host and its words, in which [`PROGRAM`], [`NCCL_RUN`], [`SECRET`] and [`BATCH_OUTPUT`] are
+    /// replaced.
     pub(super) commands: Vec<(usize, Vec<&'static str>)>,
     pub(super) variables: Vec<(&'static str, &'static str)>,
     /// The flag that keeps survivors alive, as on the page.
@@ -167,6 +168,8 @@ pub(super) const PROGRAM: &str = "./server";
 pub(super) const NCCL_RUN: &str = "nccl-run";
 /// The file with the secret.
 pub(super) const SECRET: &str = "job.secret";
+/// The file with the output of a batch job.
+const BATCH_OUTPUT: &str = "batch.out";
 
 impl Trial {
     /// Returns the command line as on the page.
@@ -190,7 +193,7 @@ impl Trial {
     pub(super) fn run(&self, hosts: &Hosts, environment: &[(String, String)]) -> Result<Outcome> {
         let (program, arguments) = self.what.program();
         let run = workspace::target_directory().join("debug/nccl-run");
-        let secret = hosts.directory().join(SECRET);
+        let [secret, output] = [SECRET, BATCH_OUTPUT].map(|name| hosts.directory().join(name));
         let fill = |word: &&str| -> Vec<String> {
             let filled = match *word {
                 PROGRAM => {
@@ -204,7 +207,8 @@ impl Trial {
             vec![
                 filled
                     .replace(PROGRAM, &whole)
-                    .replace(SECRET, &secret.display().to_string()),
+                    .replace(SECRET, &secret.display().to_string())
+                    .replace(BATCH_OUTPUT, &output.display().to_string()),
             ]
         };
         let commands: Vec<(usize, Vec<String>)> = self

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::launch::{Launch, Scheme};
+use super::launch::{Launch, Scheme, first_set};
 use super::nodelist::expand;
 use crate::address::{Address, FORMS, split};
 use crate::discovery::{DiscoveryHandle, FileDiscovery};
@@ -85,17 +85,23 @@ pub(super) fn between_hosts(
     for scheme in launch.schemes() {
         let found = match scheme {
             Scheme::Torchrun => torchrun(&get),
-            Scheme::Slurm => slurm(&get),
             Scheme::Kubernetes => pod(launch.rank, &get),
-            Scheme::Mpi => {
-                // In a Slurm allocation, the first host is known even if mpirun started the ranks.
-                let allocation = get("SLURM_JOB_ID").is_some();
-                match allocation {
-                    true => slurm(&get),
-                    false => Err(String::from(
-                        "the environment of an MPI launcher does not say where rank 0 runs",
-                    )),
-                }
+            // In a Slurm allocation, the first host is known even if mpirun started the ranks.
+            Scheme::OpenMpi | Scheme::Hydra if get("SLURM_JOB_ID").is_none() => Err(String::from(
+                "the environment of an MPI launcher does not say where rank 0 runs",
+            )),
+            // Its ranks have the variables of different steps: those of its daemons, and none on its own host.
+            Scheme::OpenMpi => {
+                let job = launch.job_name_of(Scheme::OpenMpi, &get);
+                slurm(&["SLURM_JOB_NODELIST", "SLURM_NODELIST"], &job, &get)
+            }
+            Scheme::Slurm | Scheme::Hydra => {
+                let lists = [
+                    "SLURM_STEP_NODELIST",
+                    "SLURM_JOB_NODELIST",
+                    "SLURM_NODELIST",
+                ];
+                slurm(&lists, &get("SLURM_STEP_ID").unwrap_or_default(), &get)
             }
             Scheme::Run => continue,
         };
@@ -133,21 +139,20 @@ fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, Stri
     }
 }
 
-/// Returns the first host of the step, at ports derived from the job and the step.
-fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
-    let list = [
-        "SLURM_STEP_NODELIST",
-        "SLURM_JOB_NODELIST",
-        "SLURM_NODELIST",
-    ]
-    .into_iter()
-    .find_map(|name| Some((name, get(name)?)));
+/// Returns the first host of the first of these lists that is set, at ports derived from Slurm's job and from `part`, which
+/// distinguishes what runs in the job.
+fn slurm(
+    lists: &[&'static str],
+    part: &str,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<tcp::HostPorts, String> {
+    let list = first_set(lists, &get);
     let Some((name, list)) = list else {
         return Err(String::from("SLURM_JOB_NODELIST is not set"));
     };
     let hosts = expand(&list).map_err(|why| format!("{name}={list:?} has {why}"))?;
-    let ids = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| get(name).unwrap_or_default());
-    let range = fingerprint(ids.join("/").as_bytes()) % u64::from(SLURM_RANGES);
+    let ids = format!("{}/{part}", get("SLURM_JOB_ID").unwrap_or_default());
+    let range = fingerprint(ids.as_bytes()) % u64::from(SLURM_RANGES);
     let first = SLURM + PORTS * u16::try_from(range).unwrap_or_default();
     let host = hosts.into_iter().next().unwrap_or_default();
     Ok(tcp::HostPorts {

@@ -11,7 +11,8 @@ pub(super) enum Scheme {
     /// A caller or a variable sets it.
     Run,
     Torchrun,
-    Mpi,
+    OpenMpi,
+    Hydra,
     Slurm,
     Kubernetes,
 }
@@ -50,7 +51,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local_size: &["LOCAL_WORLD_SIZE"],
         job: &[
             "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_RESTART_COUNT",
+            RESTART_COUNT,
             "MASTER_ADDR",
             "MASTER_PORT",
         ],
@@ -63,7 +64,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-        scheme: Scheme::Mpi,
+        scheme: Scheme::OpenMpi,
     },
     Launcher {
         name: "Hydra (MPICH, Intel MPI)",
@@ -72,7 +73,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local_rank: "MPI_LOCALRANKID",
         local_size: &["MPI_LOCALNRANKS"],
         job: &[],
-        scheme: Scheme::Mpi,
+        scheme: Scheme::Hydra,
     },
     Launcher {
         name: "Slurm",
@@ -94,6 +95,29 @@ const LAUNCHERS: [Launcher; 6] = [
         scheme: Scheme::Kubernetes,
     },
 ];
+
+/// How often torchrun's agent has started its ranks again.
+const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+
+/// Returns the variable with the number of this attempt, if it is the same for all ranks of the attempt. torchrun has an agent
+/// on each host, and each counts the failures of its own ranks alone (`LocalElasticAgent::_start_workers` of PyTorch).
+pub(super) fn attempt(get: impl Fn(&str) -> Option<String>) -> Option<(&'static str, String)> {
+    let names: &[_] = match has_one_agent(&get) {
+        true => &["NCCL_RUN_GENERATION", RESTART_COUNT],
+        false => &["NCCL_RUN_GENERATION"],
+    };
+    first_set(names, get)
+}
+
+/// Whether all ranks of torchrun were started by one agent.
+fn has_one_agent(get: impl Fn(&str) -> Option<String>) -> bool {
+    let number = |name| get(name).and_then(|text| text.trim().parse::<usize>().ok());
+    let is_whole = match (number("LOCAL_WORLD_SIZE"), number("WORLD_SIZE")) {
+        (Some(here), Some(all)) => here == all,
+        _ => true,
+    };
+    is_whole && number("GROUP_WORLD_SIZE").is_none_or(|agents| agents == 1)
+}
 
 /// Variables that distinguish torchrun from a `RANK` that was set by hand.
 const TORCHRUNS_OWN: [&str; 3] = ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"];
@@ -192,11 +216,22 @@ impl Launch {
 
     /// Returns the launcher's name for its job.
     pub(super) fn job_name(&self, get: impl Fn(&str) -> Option<String>) -> String {
-        let names = |launcher: &&Launcher| {
-            let values: Vec<_> = launcher.job.iter().filter_map(|name| get(name)).collect();
-            (!values.is_empty()).then(|| values.join("/"))
-        };
+        let names =
+            |launcher: &&Launcher| Some(launcher.job_name(&get)).filter(|name| !name.is_empty());
         self.agreeing.iter().find_map(names).unwrap_or_default()
+    }
+
+    /// Returns the name that the launcher of this scheme has for the job.
+    pub(super) fn job_name_of(
+        &self,
+        scheme: Scheme,
+        get: impl Fn(&str) -> Option<String>,
+    ) -> String {
+        let launcher = self
+            .agreeing
+            .iter()
+            .find(|launcher| launcher.scheme == scheme);
+        launcher.map_or_else(String::new, |launcher| launcher.job_name(get))
     }
 
     pub(super) fn local_rank(&self, get: impl Fn(&str) -> Option<String>) -> Result<usize> {
@@ -227,6 +262,16 @@ impl Launch {
                 )
             }));
         }
+        if let Some(host) = self.elsewhere(&get) {
+            let launcher = self.launcher();
+            return Err(Error::rendezvous(format!(
+                "{}, and MASTER_ADDR={host}, which may be another host, but not {}: set it to the number of ranks on this \
+                 host, and {}",
+                launcher.describe(&get),
+                launcher.local_size[0],
+                launcher.local_rank
+            )));
+        }
         if self.launcher().scheme == Scheme::Kubernetes && size > 1 {
             return Ok(Some(format!(
                 "{} started {size} ranks, each in a pod of its own: ranks on several hosts",
@@ -234,6 +279,22 @@ impl Launch {
             )));
         }
         Ok(None)
+    }
+
+    /// Returns the host that `MASTER_ADDR` names, if that may be another one, and nothing else says where the ranks meet.
+    fn elsewhere(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
+        if self.launcher().scheme != Scheme::Torchrun
+            || self.size == 1
+            || get("NCCL_RUN_RENDEZVOUS").is_some()
+        {
+            return None;
+        }
+        get("MASTER_ADDR").filter(|host| {
+            let host = host.trim();
+            let is_loopback = host.parse::<std::net::IpAddr>();
+            let is_loopback = is_loopback.is_ok_and(|address| address.is_loopback());
+            !(host.is_empty() || host.eq_ignore_ascii_case("localhost") || is_loopback)
+        })
     }
 
     /// Describes for errors where the rank and the number of ranks come from, if the variables of several launchers are
@@ -281,6 +342,14 @@ pub(super) fn first_set(
 }
 
 impl Launcher {
+    /// Returns its own name for its job; empty if it has none.
+    fn job_name(&self, get: impl Fn(&str) -> Option<String>) -> String {
+        let is_of_all = |name: &&&str| **name != RESTART_COUNT || has_one_agent(&get);
+        let names = self.job.iter().filter(is_of_all);
+        let values: Vec<_> = names.filter_map(|name| get(name)).collect();
+        values.join("/")
+    }
+
     /// Reads the rank and the number of ranks.
     fn rank_and_size(&self, get: impl Fn(&str) -> Option<String>) -> Result<(usize, usize)> {
         let rank = self.number(self.rank, &get)?;

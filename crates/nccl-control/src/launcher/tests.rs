@@ -186,11 +186,64 @@ fn ranks_on_several_hosts_meet_over_tcp() {
         ("LOCAL_WORLD_SIZE", "2"),
         ("MASTER_ADDR", "node-a"),
         ("MASTER_PORT", "29500"),
-        ("TORCHELASTIC_RESTART_COUNT", "3"),
     ];
     let rendezvous = read(&variables).unwrap();
     assert_eq!(rendezvous.address.to_string(), "tcp:node-a:29501-29516");
-    assert_eq!(rendezvous.generation, 3);
+}
+
+#[test]
+fn the_agents_of_torchrun_on_several_hosts_may_have_counted_different_restarts() {
+    let job = |agents: &'static str, here: &'static str, restarts: &'static str| {
+        let rendezvous = read(&[
+            ("RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", here),
+            ("GROUP_WORLD_SIZE", agents),
+            ("MASTER_ADDR", "node-a"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "train"),
+            ("TORCHELASTIC_RESTART_COUNT", restarts),
+        ]);
+        let rendezvous = rendezvous.unwrap();
+        (rendezvous.job, rendezvous.generation)
+    };
+    let meeting = (String::from("train/node-a/29500"), 0);
+    assert_eq!(job("2", "2", "0"), meeting);
+    assert_eq!(job("2", "2", "1"), meeting);
+    // Without the variable, the numbers of ranks tell.
+    assert_eq!(job("", "2", "1"), meeting);
+    let alone = (String::from("train/1/node-a/29500"), 1);
+    assert_eq!(job("1", "4", "1"), alone);
+}
+
+#[test]
+fn ranks_whose_number_on_this_host_is_not_known_do_not_look_for_each_other_on_it() {
+    let with = |variables: &[(&'static str, &'static str)]| {
+        let rank = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500")];
+        let all: Vec<_> = rank.into_iter().chain(variables.iter().copied()).collect();
+        read(&all)
+    };
+    let error = with(&[("MASTER_ADDR", "job-master-0")])
+        .unwrap_err()
+        .to_string();
+    for word in [
+        "RANK=1 WORLD_SIZE=2",
+        "MASTER_ADDR=job-master-0",
+        "LOCAL_WORLD_SIZE",
+        "LOCAL_RANK",
+    ] {
+        assert!(error.contains(word), "{word:?} in {error:?}");
+    }
+    for host in ["localhost", "127.0.0.1", "::1", ""] {
+        let address = with(&[("MASTER_ADDR", host)]).unwrap().address;
+        assert!(matches!(address, Address::Abstract(_)), "{address}");
+    }
+    let set = ("NCCL_RUN_RENDEZVOUS", "tcp:10.0.0.5:29400");
+    let address = with(&[("MASTER_ADDR", "job-master-0"), set])
+        .unwrap()
+        .address;
+    assert_eq!(address.to_string(), "tcp:10.0.0.5:29400");
 }
 
 #[test]
@@ -275,18 +328,42 @@ fn ranks_of_slurm_on_several_hosts_meet_at_the_first_at_ports_of_their_own() {
         .map(|job| meets(job, "0"))
         .collect();
     assert!(jobs.len() > 3, "{jobs:?}");
+}
 
-    // mpirun in an allocation: the variables of mpirun count for the ranks, and Slurm names the first host.
-    let rendezvous = read(&[
-        ("OMPI_COMM_WORLD_RANK", "1"),
-        ("OMPI_COMM_WORLD_SIZE", "4"),
-        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
-        ("SLURM_JOB_NODELIST", "n[3-4]"),
-        ("SLURM_JOB_ID", "7"),
-    ]);
-    let address = rendezvous.unwrap().address.to_string();
-    assert!(address.starts_with("tcp:n3:2"), "{address}");
+/// As in a batch job of Slurm, where mpirun runs on the first node: it starts the ranks there itself, and those of the other
+/// nodes by a step.
+#[test]
+fn ranks_of_mpirun_meet_whatever_step_of_slurm_has_started_their_daemon() {
+    let meets = |rank: &'static str, step: &[(&'static str, &'static str)], job: &'static str| {
+        let all = [
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_NAMESPACE", job),
+            ("SLURM_JOB_NODELIST", "n[1-3]"),
+            ("SLURM_JOB_ID", "7"),
+        ];
+        let all: Vec<_> = all.into_iter().chain(step.iter().copied()).collect();
+        read(&all).unwrap().address.to_string()
+    };
+    let daemon = [
+        ("SLURM_STEP_NODELIST", "n[2-3]"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+    ];
+    let first = meets("0", &[], "4711");
+    assert!(first.starts_with("tcp:n1:2"), "{first}");
+    assert_eq!(meets("1", &daemon, "4711"), first);
+    assert_ne!(meets("1", &daemon, "4712"), first);
+    // A script may pass the rank on under names that PyTorch reads.
+    let script = [
+        daemon,
+        [("RANK", "1"), ("WORLD_SIZE", "3"), ("", ""), ("", "")],
+    ]
+    .concat();
+    assert_eq!(meets("1", &script, "4711"), first);
 }
 
 #[test]

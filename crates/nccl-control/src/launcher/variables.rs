@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use super::address::{self, JobOrigin};
-use super::launch::{Launch, Scheme, as_text, first_set};
+use super::launch::{Launch, Scheme, as_text, attempt};
 use crate::address::{Address, FORMS};
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result, ranks};
@@ -204,7 +204,7 @@ impl Rendezvous {
 
 /// Returns the job of this launch, except the secret.
 fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
-    let generation = match first_set(&["NCCL_RUN_GENERATION", "TORCHELASTIC_RESTART_COUNT"], &get) {
+    let generation = match attempt(&get) {
         None => 0,
         Some((name, text)) => text.trim().parse().map_err(|_| {
             Error::rendezvous(format!("{name}={text:?} is not the number of an attempt"))
