@@ -60,7 +60,15 @@ pub fn gather(system: &System) -> Limits {
     let groups = Groups::of(system);
     let (tasks_left, tasks_file) = groups.left("pids.max", "pids.current", "pids");
     let (memory, memory_file) = groups.left("memory.max", "", "memory");
-    let space = rustix::fs::statvfs(system.path("/dev/shm")).ok();
+    let shared = rustix::fs::statvfs(system.path("/dev/shm")).ok();
+    let shared = shared.and_then(|stat| {
+        let space = Space {
+            blocks: stat.f_blocks,
+            available: stat.f_bavail,
+            block_size: stat.f_frsize,
+        };
+        space.bytes()
+    });
     let (leaked, leaked_bytes) = leaked(system);
     let ports = system.text("/proc/sys/net/ipv4/ip_local_port_range");
     let mut ports = ports.iter().flat_map(|text| text.split_ascii_whitespace());
@@ -77,12 +85,27 @@ pub fn gather(system: &System) -> Limits {
         memory,
         memory_file,
         processors: groups.processors(),
-        shared_size: space.as_ref().map(|space| space.f_blocks * space.f_frsize),
-        shared_free: space.map(|space| space.f_bavail * space.f_frsize),
+        shared_size: shared.map(|(size, _)| size),
+        shared_free: shared.map(|(_, free)| free),
         leaked,
         leaked_bytes,
         first_port: port(),
         last_port: port(),
+    }
+}
+
+/// The blocks of a file system.
+struct Space {
+    blocks: u64,
+    available: u64,
+    block_size: u64,
+}
+
+impl Space {
+    /// Returns the size and the free bytes; `None` for a tmpfs without a limit (`size=0`), which reports no blocks at all.
+    fn bytes(&self) -> Option<(u64, u64)> {
+        let bytes = |blocks: u64| blocks.saturating_mul(self.block_size);
+        (self.blocks > 0).then(|| (bytes(self.blocks), bytes(self.available)))
     }
 }
 
@@ -271,6 +294,23 @@ mod tests {
         }
         let limits = gathered(&tree);
         assert_eq!((limits.leaked, limits.leaked_bytes), (1, 5));
+    }
+
+    #[test]
+    fn shared_memory_without_a_limit_is_not_too_little() {
+        let space = |blocks, available| {
+            let block_size = 4096;
+            Space {
+                blocks,
+                available,
+                block_size,
+            }
+            .bytes()
+        };
+        assert_eq!(space(0, 0), None);
+        // Full, but limited.
+        assert_eq!(space(16, 0), Some((64 << 10, 0)));
+        assert_eq!(space(16, 1), Some((64 << 10, 4 << 10)));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Limits of the texts and lists that travel between ranks: those of a program's environment may have any length.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use nccl_base::departure::cut;
 use nccl_base::report::Report;
 
-use super::facts::Facts;
+use super::facts::{Facts, ProcessFacts};
+use super::interfaces::Address;
 use crate::host_evidence::bound_devices;
 
 /// Bytes of the longest text: a path.
@@ -34,9 +37,11 @@ impl Bounded for Facts {
         };
         process.variables.truncate(LONGEST_LIST);
         process.late.truncate(LONGEST_LIST);
-        process.addresses.truncate(LONGEST_LIST);
+        shorten_addresses(process);
         process.loopback_names.truncate(LONGEST_LIST);
         process.ports.truncate(LONGEST_LIST);
+        let ports = process.ports.iter_mut();
+        ports.for_each(|port| port.gids.truncate(LONGEST_LIST));
         let variables = process.variables.iter_mut();
         let variables = variables.flat_map(|one| [&mut one.name, &mut one.value, &mut one.file]);
         let late = process.late.iter_mut();
@@ -53,6 +58,34 @@ impl Bounded for Facts {
         texts.for_each(|text| cut(text, LONGEST_TEXT));
         self
     }
+}
+
+/// Keeps the addresses that NCCL and the ranks' own connection take, then the first ones of every interface: one
+/// interface may have more than all others (kube-ipvs0 has one for each service). The order stays, so that NCCL's rules
+/// find the same address as before.
+fn shorten_addresses(process: &mut ProcessFacts) {
+    if process.addresses.len() <= LONGEST_LIST {
+        return;
+    }
+    let choice = process.choice().map(|(address, _)| address);
+    let needed = [choice, process.control_interface()];
+    let is_needed = |own: &Address| needed.contains(&Some(own));
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut places: Vec<(usize, usize)> = Vec::new();
+    for (place, own) in process.addresses.iter().enumerate() {
+        let count = counts.entry(&own.interface).or_default();
+        *count += 1;
+        places.push((if is_needed(own) { 0 } else { *count }, place));
+    }
+    places.sort_unstable();
+    let kept: BTreeSet<usize> = places
+        .into_iter()
+        .take(LONGEST_LIST)
+        .map(|(_, place)| place)
+        .collect();
+    let all = std::mem::take(&mut process.addresses).into_iter();
+    let kept = all.enumerate().filter(|(place, _)| kept.contains(place));
+    process.addresses = kept.map(|(_, own)| own).collect();
 }
 
 impl Bounded for Report {

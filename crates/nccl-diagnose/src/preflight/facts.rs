@@ -1,5 +1,8 @@
 //! What a rank reports to rank 0 about itself and its host.
 
+use std::net::IpAddr;
+use std::str::SplitAsciiWhitespace;
+
 use super::check_input::{CheckInput, Loaded};
 use super::device::{self, Device};
 use super::interfaces::{self, Address, InterfaceSettings, Rule};
@@ -12,7 +15,7 @@ use nccl_control::Own;
 use serde::{Deserialize, Serialize};
 
 /// The version of the facts' encoding; ranks need the same one to read each other's facts.
-pub(super) const PROTOCOL: u64 = 5;
+pub(super) const PROTOCOL: u64 = 6;
 
 /// The facts of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,9 +49,11 @@ pub(super) struct ProcessFacts {
     pub(super) visible_devices: Option<String>,
     pub(super) addresses: Vec<Address>,
     /// This rank's address of the connection to rank 0.
-    pub(super) control: Option<std::net::IpAddr>,
+    pub(super) control: Option<IpAddr>,
     /// The interface that the program named for that connection.
     pub(super) interface: Option<String>,
+    /// The address of the name in `NCCL_COMM_ID`, if `/etc/hosts` has one.
+    pub(super) meeting: Option<IpAddr>,
     pub(super) loopback_names: Vec<LoopbackName>,
     /// Whether the loaded NCCL is older than 2.28.3, which takes libvirt's interfaces as well.
     pub(super) takes_virtual: bool,
@@ -77,7 +82,7 @@ pub(super) struct LoopbackName {
 /// The connection of this process to the other ranks beside NCCL.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ControlConnection {
-    pub(crate) address: Option<std::net::IpAddr>,
+    pub(crate) address: Option<IpAddr>,
     pub(crate) interface: Option<String>,
 }
 
@@ -122,8 +127,10 @@ impl ProcessFacts {
         names.extend(meeting.map(str::to_owned));
         names.extend(system.variable("MASTER_ADDR").map(str::to_owned));
         names.dedup();
+        let hosts = system.text("/etc/hosts").unwrap_or_default();
         Self {
-            loopback_names: loopback_names(system, &names),
+            meeting: meeting.and_then(|name| only_address(&hosts, name)),
+            loopback_names: loopback_names(&hosts, &names),
             host,
             pid: u64::from(std::process::id()),
             architecture: std::env::consts::ARCH.to_owned(),
@@ -186,6 +193,7 @@ impl ProcessFacts {
             names: self.value("NCCL_SOCKET_IFNAME"),
             family: self.value("NCCL_SOCKET_FAMILY"),
             meeting: self.value("NCCL_COMM_ID"),
+            resolved: self.meeting,
             virtual_too: self.takes_virtual,
         }
     }
@@ -215,18 +223,32 @@ impl ProcessFacts {
     }
 }
 
-/// The `names` that `/etc/hosts` resolves to a loopback address.
-fn loopback_names(system: &System, names: &[String]) -> Vec<LoopbackName> {
-    let text = system.text("/etc/hosts").unwrap_or_default();
-    let mut found: Vec<LoopbackName> = Vec::new();
-    for (number, line) in text.lines().enumerate() {
+/// The entries of `/etc/hosts`: the line from 1, the address and the names.
+fn entries(hosts: &str) -> impl Iterator<Item = (u64, &str, SplitAsciiWhitespace<'_>)> {
+    hosts.lines().zip(1..).filter_map(|(line, number)| {
         let line = line.split('#').next().unwrap_or_default();
         let mut words = line.split_ascii_whitespace();
-        let Some(address) = words.next() else {
-            continue;
-        };
+        Some((number, words.next()?, words))
+    })
+}
+
+/// The address of a name in `/etc/hosts`; `None` also for several, from which the system chooses by its routes.
+fn only_address(hosts: &str, name: &str) -> Option<IpAddr> {
+    let mut found = entries(hosts).filter_map(|(_, address, mut names)| {
+        let is_named = names.any(|own| own.eq_ignore_ascii_case(name));
+        let address = address.split('%').next()?.parse::<IpAddr>();
+        address.ok().filter(|_| is_named)
+    });
+    let first = found.next()?;
+    found.all(|other| other == first).then_some(first)
+}
+
+/// The `names` that `/etc/hosts` resolves to a loopback address.
+fn loopback_names(hosts: &str, names: &[String]) -> Vec<LoopbackName> {
+    let mut found: Vec<LoopbackName> = Vec::new();
+    for (line, address, words) in entries(hosts) {
         let is_loopback = address
-            .parse::<std::net::IpAddr>()
+            .parse::<IpAddr>()
             .is_ok_and(|address| address.is_loopback());
         for word in words {
             let known = found.iter().any(|other| other.name == word);
@@ -236,7 +258,7 @@ fn loopback_names(system: &System, names: &[String]) -> Vec<LoopbackName> {
                 found.push(LoopbackName {
                     name: word.to_owned(),
                     address: address.to_owned(),
-                    line: number as u64 + 1,
+                    line,
                 });
             }
         }
@@ -278,6 +300,30 @@ mod tests {
             (&name.name[..], &name.address[..], name.line),
             ("node-a", "127.0.1.1", 3)
         );
+    }
+
+    #[test]
+    fn the_name_of_the_meeting_place_is_looked_up_in_the_hosts_file() {
+        let tree = Tree::new();
+        tree.write(
+            "etc/hosts",
+            "127.0.0.1 localhost\n::1 localhost\n# 10.0.0.1 head\n10.0.0.2 head.lan Head # 10.0.0.3\n\
+             fe80::1%eth0 near\n10.0.0.2 head\n",
+        );
+        for (value, expected) in [
+            ("head:99", Some("10.0.0.2")),
+            ("near:99", Some("fe80::1")),
+            // Which of its two addresses the system prefers is not in the file.
+            ("localhost:99", None),
+            ("elsewhere:99", None),
+            ("10.0.0.2:99", None),
+        ] {
+            let system = System::fake(tree.path(), &[("NCCL_COMM_ID", value)]);
+            let process = ProcessFacts::gather(&system, &[], &ControlConnection::default());
+            let expected = expected.map(|address| address.parse::<IpAddr>().unwrap());
+            assert_eq!(process.meeting, expected, "{value}");
+            assert_eq!(process.interface_settings().resolved, expected, "{value}");
+        }
     }
 
     #[test]

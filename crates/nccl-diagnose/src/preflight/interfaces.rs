@@ -53,8 +53,23 @@ pub(super) struct InterfaceSettings<'v> {
     pub(super) family: Option<&'v str>,
     /// `NCCL_COMM_ID`.
     pub(super) meeting: Option<&'v str>,
+    /// The address of the name in `NCCL_COMM_ID`, if that is a name, and its address is known.
+    pub(super) resolved: Option<IpAddr>,
     /// Releases before 2.28.3 take libvirt's interfaces for ordinary ones.
     pub(super) virtual_too: bool,
+}
+
+impl InterfaceSettings<'_> {
+    /// The address in whose subnet NCCL starts, if `NCCL_COMM_ID` decides, and its address is known.
+    fn meeting_address(&self) -> Option<IpAddr> {
+        meeting_address(self.meeting?).or(self.resolved)
+    }
+
+    /// Whether NCCL will look up a name whose address is not known here, so that its choice is not known either.
+    pub(super) fn is_open(&self) -> bool {
+        let host = self.meeting.and_then(meeting_host);
+        host.is_some_and(|host| !host.is_empty()) && self.meeting_address().is_none()
+    }
 }
 
 /// The rule by which an address was taken.
@@ -67,6 +82,8 @@ pub(super) enum Rule {
     Docker,
     Loopback,
     Virtual,
+    /// What the other rules give, where `NCCL_COMM_ID` decides and its address is not known.
+    Guess,
 }
 
 impl Rule {
@@ -79,12 +96,28 @@ impl Rule {
             Self::Docker => "docker's, because there is no other",
             Self::Loopback => "the loopback, because there is no other",
             Self::Virtual => "libvirt's, because there is no other",
+            Self::Guess => "a guess: /etc/hosts has no single address of the name in NCCL_COMM_ID",
         }
     }
 }
 
 /// The address at which NCCL will listen, if there is one.
 pub(super) fn choose<'a>(
+    all: &'a [Address],
+    interface_settings: InterfaceSettings<'_>,
+) -> Option<(&'a Address, Rule)> {
+    // NCCL listens in the subnet of `NCCL_COMM_ID`, and nowhere else.
+    if let Some(meeting) = interface_settings.meeting_address() {
+        let near = |address: &&Address| address.up && address.is_near(meeting);
+        return Some((all.iter().find(near)?, Rule::Meeting));
+    }
+    let (address, rule) = choose_by_name(all, interface_settings)?;
+    let is_open = interface_settings.is_open();
+    Some((address, if is_open { Rule::Guess } else { rule }))
+}
+
+/// The address at which NCCL will listen without `NCCL_COMM_ID`.
+fn choose_by_name<'a>(
     all: &'a [Address],
     interface_settings: InterfaceSettings<'_>,
 ) -> Option<(&'a Address, Rule)> {
@@ -101,11 +134,6 @@ pub(super) fn choose<'a>(
         let mut found = all.iter().filter(usable).filter(family);
         found.find(|address| list.matches(&address.interface))
     };
-    // NCCL listens in the subnet of `NCCL_COMM_ID`, and nowhere else.
-    if let Some(meeting) = interface_settings.meeting.and_then(meeting_address) {
-        let near = |address: &&Address| address.up && address.is_near(meeting);
-        return Some((all.iter().find(near)?, Rule::Meeting));
-    }
     // NCCL ignores a value of one letter.
     if let Some(names) = interface_settings.names.filter(|names| names.len() > 1) {
         return Some((first(names)?, Rule::Named));
@@ -126,7 +154,7 @@ pub(super) fn choose<'a>(
 }
 
 /// The address of `ADDRESS:PORT` or `[IPV6]:PORT`; `None` for a name, whose lookup can take long.
-pub(super) fn meeting_address(text: &str) -> Option<IpAddr> {
+fn meeting_address(text: &str) -> Option<IpAddr> {
     let host = meeting_host(text)?;
     host.split('%').next()?.parse().ok()
 }
@@ -290,6 +318,29 @@ mod tests {
         assert_eq!(at("10.2.0.200:4000"), None);
         assert_eq!(meeting_address("[fe80::1%eth0]:99"), "fe80::1".parse().ok());
         assert_eq!(meeting_host("node-a:99"), Some("node-a"));
+    }
+
+    #[test]
+    fn a_meeting_place_by_name_decides_once_its_address_is_known_and_is_a_guess_before() {
+        let all = host(&[("ib0", "10.9.0.1", true), ("eth0", "10.1.0.7", true)]);
+        let take = |meeting, resolved: &str| {
+            let interface_settings = InterfaceSettings {
+                names: Some("ib0"),
+                meeting: Some(meeting),
+                resolved: resolved.parse().ok(),
+                ..InterfaceSettings::default()
+            };
+            choose(&all, interface_settings).map(|(address, rule)| (&address.interface[..], rule))
+        };
+        assert_eq!(
+            take("head:4000", "10.1.0.200"),
+            Some(("eth0", Rule::Meeting))
+        );
+        assert_eq!(take("head:4000", "10.2.0.200"), None);
+        assert_eq!(take("head:4000", ""), Some(("ib0", Rule::Guess)));
+        // An address needs no lookup, and an empty value names no host.
+        assert_eq!(take("10.1.0.200:4000", ""), Some(("eth0", Rule::Meeting)));
+        assert_eq!(take("", ""), Some(("ib0", Rule::Named)));
     }
 
     #[test]

@@ -16,8 +16,8 @@ pub(super) struct Port {
 
 const WHERE: &str = "/sys/class/infiniband";
 
-/// The most GIDs of a port that are read.
-const MOST_GIDS: usize = 64;
+/// The most GIDs of a port that are read: the tables for RoCE have up to 256, most of them empty.
+const MOST_GIDS: usize = 256;
 
 pub(super) fn gather(system: &System) -> Vec<Port> {
     let mut found = Vec::new();
@@ -82,5 +82,21 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert!(found[0].active && found[0].ethernet && !found[1].active);
         assert_eq!(found[0].gids, [0, 3]);
+    }
+
+    #[test]
+    fn an_address_at_the_end_of_a_long_table_is_found() {
+        let tree = Tree::new();
+        let port = "sys/class/infiniband/mlx5_0/ports/1";
+        tree.write(&format!("{port}/state"), "4: ACTIVE\n");
+        for index in 0..256 {
+            let last = u8::from(index == 255);
+            tree.write(
+                &format!("{port}/gids/{index}"),
+                &format!("0000:0000:0000:0000:0000:0000:0000:000{last}\n"),
+            );
+        }
+        let found = gather(&System::fake(tree.path(), &[]));
+        assert_eq!(found[0].gids, [255]);
     }
 }

@@ -299,7 +299,7 @@ fn plan(facts: &[Facts]) -> ProbePlan {
     if networks(&view) < 2 {
         return done(check(&view));
     }
-    let groups = view.groups(|rank| view.process(rank).map(ProcessFacts::network));
+    let groups = view.groups(|rank| view.network(rank));
     let mut probers: Vec<usize> = groups.into_iter().map(|(_, ranks)| ranks[0]).collect();
     probers.sort_unstable();
     ProbePlan {

@@ -20,7 +20,7 @@ pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     if found.len() == before {
         let ranks: Vec<usize> = view.ranks().collect();
         let groups = view.groups(|rank| {
-            let (address, rule) = view.process(rank)?.choice()?;
+            let (address, rule) = view.choice(rank)?;
             Some(format!(
                 "{} on {} ({})",
                 address.address,
@@ -42,8 +42,7 @@ pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 
 /// The number of different networks of the ranks: namespaces or machines.
 pub(in crate::preflight) fn networks(view: &FactsView<'_>) -> usize {
-    view.groups(|rank| Some(view.process(rank)?.network()))
-        .len()
+    view.groups(|rank| view.network(rank)).len()
 }
 
 /// The addresses of a host, for sentences, without loopback and link-local ones.
@@ -84,25 +83,36 @@ pub(in crate::preflight) fn export(view: &FactsView<'_>, rank: usize, interface:
 fn nothing_to_take(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let without = view.groups(|rank| {
         let process = view.process(rank)?;
-        if process.choice().is_some() {
+        if view.choice(rank).is_some() {
             return None;
         }
+        let settings = process.interface_settings();
         let preference = ["NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"]
             .iter()
             .find_map(|name| Some(format!("{name}={}", process.value(name)?)));
         // An address that would match if its interface were up.
         let mut raised = process.addresses.clone();
         raised.iter_mut().for_each(|address| address.up = true);
-        let down = crate::preflight::interfaces::choose(&raised, process.interface_settings());
+        let down = crate::preflight::interfaces::choose(&raised, settings);
         let down = down.map(|(address, _)| (address.interface.clone(), address.address));
-        Some((preference, down, listed(process)))
+        Some((settings.is_open(), preference, down, listed(process)))
     });
-    for ((preference, down, listed), ranks) in without {
+    for ((is_open, preference, down, listed), ranks) in without {
         let who = view.who(&ranks);
         let hosts = view.hosts(&ranks).join(", ");
         let because = preference
             .as_ref()
             .map_or_else(String::new, |preference| format!(" with {preference}"));
+        if is_open {
+            let what = format!(
+                "{who}: the interface that NCCL takes{because} is not known: /etc/hosts has no single address of \
+                 this name, and no interface fits without it; the host has {listed}"
+            );
+            let finding = Finding::warning("interface", what)
+                .fix("write the address into NCCL_COMM_ID, or the name into /etc/hosts");
+            found.push(view.about(&ranks, finding));
+            continue;
+        }
         let (what, fix) = match down {
             Some((interface, address)) => (
                 format!(
@@ -125,7 +135,7 @@ fn nothing_to_take(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 }
 
 fn families(view: &FactsView<'_>, found: &mut Vec<Finding>) {
-    let groups = view.groups(|rank| Some(view.process(rank)?.choice()?.0.address.is_ipv6()));
+    let groups = view.groups(|rank| Some(view.choice(rank)?.0.address.is_ipv6()));
     if groups.len() < 2 {
         return;
     }
@@ -142,17 +152,18 @@ fn families(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 fn loopbacks(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let on_loopback = view.groups(|rank| {
         let process = view.process(rank)?;
-        let (address, rule) = process.choice()?;
+        let (address, rule) = view.choice(rank)?;
         address.address.is_loopback().then(|| {
             (
                 address.interface.clone(),
                 address.address,
+                rule == Rule::Guess,
                 rule.why(),
                 listed(process),
             )
         })
     });
-    for ((interface, address, why, listed), ranks) in on_loopback {
+    for ((interface, address, is_guess, why, listed), ranks) in on_loopback {
         let what = format!(
             "{}: NCCL takes {address} on {interface} ({why}), which no other host can reach; the host has {listed}",
             view.who(&ranks)
@@ -161,7 +172,11 @@ fn loopbacks(view: &FactsView<'_>, found: &mut Vec<Finding>) {
             Some(better) => format!("{} there", export(view, ranks[0], &better.interface)),
             None => String::from("bring an interface up that the other hosts can reach"),
         };
-        found.push(view.about(&ranks, Finding::error("interface", what).fix(fix)));
+        let finding = match is_guess {
+            true => Finding::warning("interface", what),
+            false => Finding::error("interface", what),
+        };
+        found.push(view.about(&ranks, finding.fix(fix)));
     }
 }
 
@@ -202,12 +217,13 @@ fn names(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 fn apart(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let apart = view.groups(|rank| {
         let process = view.process(rank)?;
-        let (chosen, rule) = process.choice()?;
+        let (chosen, rule) = view.choice(rank)?;
         let control = process.control_interface()?;
         let same = chosen.interface == control.interface;
         // A name counts as an instruction, unless the program has named another interface.
         let asked = process.interface.is_some() || rule != Rule::Named;
-        let sensible = !control.address.is_loopback() && rule != Rule::Meeting;
+        let sensible =
+            !control.address.is_loopback() && !matches!(rule, Rule::Meeting | Rule::Guess);
         (!same && asked && sensible).then(|| {
             let told = |address: &Address| (address.interface.clone(), address.address);
             (told(control), told(chosen), rule.why())
@@ -238,22 +254,14 @@ pub(in crate::preflight) fn suggestion<'f>(
     rank: usize,
 ) -> Option<&'f Address> {
     let process = view.process(rank)?;
-    let taken = process.choice().map(|(address, _)| &address.interface);
+    let network = view.network(rank)?;
+    let taken = view.choice(rank).map(|(address, _)| &address.interface);
     let other =
         |own: &&Address| Some(&own.interface) != taken && own.up && !own.address.is_loopback();
     if let Some(control) = process.control_interface().filter(other) {
         return Some(control);
     }
-    let score = |own: &&Address| {
-        let near = |other: &ProcessFacts| {
-            let chosen = other.choice().map(|(address, _)| address.address);
-            chosen.is_some_and(|chosen| own.is_near(chosen))
-        };
-        let others = view
-            .processes()
-            .filter(|(_, other)| other.network() != process.network());
-        others.filter(|(_, other)| near(other)).count()
-    };
+    let score = |own: &&Address| view.taken_near(network, own);
     let best = process
         .addresses
         .iter()
@@ -379,6 +387,37 @@ mod tests {
         assert_eq!(report.worst(), Severity::Warning);
         set(&mut facts[1], "NCCL_COMM_ID", "h2:4000");
         assert_eq!(checked(&facts).worst(), Severity::Error);
+    }
+
+    #[test]
+    fn what_follows_from_a_meeting_place_without_a_known_address_is_no_error() {
+        let mut facts = ranks_on(&["h1", "h2"]);
+        with_addresses(&mut facts[0], &[("lo", "127.0.0.1")]);
+        with_addresses(&mut facts[1], &[("eth0", "10.0.0.2")]);
+        for facts in &mut facts {
+            set(facts, "NCCL_COMM_ID", "head:4000");
+        }
+        set(&mut facts[1], "NCCL_SOCKET_IFNAME", "nope");
+        let report = checked(&facts);
+        assert_eq!(report.worst(), Severity::Warning, "{report}");
+        for words in [
+            "NCCL takes 127.0.0.1 on lo (a guess: /etc/hosts has no single address",
+            "rank 1 (h2): the interface that NCCL takes with NCCL_COMM_ID=head:4000 is not known",
+        ] {
+            assert!(report.to_string().contains(words), "{words:?} in {report}");
+        }
+        // With an address, the names do not count, and the subnet does.
+        facts[1].process.as_mut().unwrap().meeting = "10.0.0.9".parse().ok();
+        assert_eq!(checked(&facts).findings.len(), 1);
+        facts[1].process.as_mut().unwrap().meeting = "10.9.0.9".parse().ok();
+        let report = checked(&facts);
+        assert_eq!(report.worst(), Severity::Error);
+        assert!(
+            report
+                .to_string()
+                .contains("NCCL finds no interface with NCCL_COMM_ID=head:4000"),
+            "{report}"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Network adapters with RDMA: present on every host or on none, and named correctly.
 
+use super::network::networks;
 use super::view::FactsView;
 use crate::preflight::facts::ProcessFacts;
 use crate::preflight::interfaces::List;
@@ -84,31 +85,78 @@ fn named(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// An index in `NCCL_IB_GID_INDEX` that a port does not have.
+/// Whether ranks are in different networks: within one, NCCL needs no adapter.
+fn is_spread(view: &FactsView<'_>) -> bool {
+    let has_others = |process: &ProcessFacts| view.size() > view.local_ranks(process);
+    let mut processes = view.processes();
+    networks(view) > 1 || (view.is_alone() && processes.any(|(_, process)| has_others(process)))
+}
+
+/// Whether the variables name another network than NCCL's own with RDMA: sockets, or that of a plugin. `NCCL_NET` selects by
+/// name, whichever plugin is loaded.
+fn is_elsewhere(process: &ProcessFacts) -> bool {
+    let said = |name| process.value(name).filter(|value| !value.is_empty());
+    let (chosen, own) = match said("NCCL_NET") {
+        Some(network) => (Some(network), "IB"),
+        None => (said("NCCL_NET_PLUGIN"), "none"),
+    };
+    chosen.is_some_and(|chosen| !chosen.eq_ignore_ascii_case(own))
+}
+
+/// An index in `NCCL_IB_GID_INDEX` that ports do not have. NCCL looks it up only on a port of a connection, so that it
+/// surely fails only where no port has it.
 fn addresses(view: &FactsView<'_>, found: &mut Vec<Finding>) {
+    if !is_spread(view) {
+        return;
+    }
     let without = view.groups(|rank| {
         let process = view.process(rank)?;
+        if is_elsewhere(process) {
+            return None;
+        }
         let index = process.value("NCCL_IB_GID_INDEX").and_then(number)?;
         let index = u64::try_from(index).ok()?;
-        let port = usable(process)
-            .into_iter()
-            .find(|port| port.ethernet && !port.gids.is_empty() && !port.gids.contains(&index))?;
-        Some((
-            index,
-            format!("{}:{}", port.adapter, port.port),
-            port.gids.clone(),
-        ))
+        let ports = usable(process);
+        let lacks =
+            |port: &&Port| port.ethernet && !port.gids.is_empty() && !port.gids.contains(&index);
+        let lacking: Vec<&Port> = ports.iter().copied().filter(lacks).collect();
+        let texts: Vec<String> = lacking
+            .iter()
+            .take(16)
+            .map(|port| {
+                let gids = port.gids.iter().take(16).map(ToString::to_string);
+                let gids = gids.collect::<Vec<_>>().join(", ");
+                format!("{}:{} has only {gids}", port.adapter, port.port)
+            })
+            .collect();
+        let is_every = lacking.len() == ports.len();
+        (!lacking.is_empty()).then(|| (index, is_every, texts.join("; ")))
     });
-    for ((index, port, gids), ranks) in without {
-        let gids: Vec<_> = gids.iter().take(16).map(ToString::to_string).collect();
-        let what = format!(
-            "{}: NCCL_IB_GID_INDEX={index}, and {port} has no address of this number, only {}",
-            view.who(&ranks),
-            gids.join(", ")
-        );
-        let finding = Finding::error("rdma-addresses", what).fix(
-            "unset NCCL_IB_GID_INDEX, so that NCCL chooses, or take the number of a RoCE v2 address (show_gids)",
-        );
+    for ((index, is_every, texts), ranks) in without {
+        let who = view.who(&ranks);
+        let finding = match is_every {
+            true => Finding::error(
+                "rdma-addresses",
+                format!(
+                    "{who}: NCCL_IB_GID_INDEX={index}, and no port that NCCL may use has an address of this \
+                     number: {texts}"
+                ),
+            )
+            .fix(
+                "unset NCCL_IB_GID_INDEX, so that NCCL chooses, or take the number of a RoCE v2 address \
+                 (show_gids)",
+            ),
+            false => Finding::warning(
+                "rdma-addresses",
+                format!(
+                    "{who}: NCCL_IB_GID_INDEX={index}, and some ports that NCCL may use have no address of this \
+                     number: {texts}; a connection by such a port fails"
+                ),
+            )
+            .fix(
+                "leave these ports out of NCCL_IB_HCA, or unset NCCL_IB_GID_INDEX, so that NCCL chooses",
+            ),
+        };
         found.push(view.about(&ranks, finding));
     }
 }
@@ -215,17 +263,87 @@ mod tests {
         );
     }
 
+    /// Two hosts with so many ports each, where `NCCL_IB_GID_INDEX` is 5, which none of the ports has.
+    fn with_wrong_index(ports: usize) -> Vec<Facts> {
+        let mut facts = with_ports(&["h1", "h2"], &[ports, ports]);
+        for facts in &mut facts {
+            set(facts, "NCCL_IB_GID_INDEX", "5");
+        }
+        facts
+    }
+
     #[test]
     fn an_address_that_a_port_does_not_have_is_an_error() {
-        let mut facts = with_ports(&["h1"], &[1]);
-        set(&mut facts[0], "NCCL_IB_GID_INDEX", "3");
-        assert!(!checked(&facts).contains("error"));
-        set(&mut facts[0], "NCCL_IB_GID_INDEX", "3");
-        facts[0].process.as_mut().unwrap().variables[0].value = String::from("5");
+        let mut facts = with_wrong_index(1);
         let text = checked(&facts);
+        for words in [
+            "error (rdma-addresses): ranks 0 (h1), 1 (h2): NCCL_IB_GID_INDEX=5, and no port",
+            "mlx5_0:1 has only 0, 1, 3",
+        ] {
+            assert!(text.contains(words), "{words:?} in {text}");
+        }
+        for facts in &mut facts {
+            facts.process.as_mut().unwrap().variables[0].value = String::from("3");
+        }
+        assert!(!checked(&facts).contains("rdma-addresses"));
+    }
+
+    #[test]
+    fn an_address_that_only_some_ports_have_is_a_warning_that_names_the_others() {
+        let mut facts = with_wrong_index(2);
+        for facts in &mut facts {
+            facts.process.as_mut().unwrap().ports[0].gids.push(5);
+        }
+        let text = checked(&facts);
+        assert!(text.contains("warning (rdma-addresses)"), "{text}");
         assert!(
-            text.contains("mlx5_0:1 has no address of this number, only 0, 1, 3"),
+            text.contains("number: mlx5_1:1 has only 0, 1, 3;"),
             "{text}"
         );
+        assert!(!text.contains("mlx5_0"), "{text}");
+        // Connections may go by InfiniBand, which needs no such address.
+        let mut facts = with_wrong_index(2);
+        for facts in &mut facts {
+            facts.process.as_mut().unwrap().ports[0].ethernet = false;
+        }
+        assert!(!checked(&facts).contains("error"));
+        for facts in &mut facts {
+            set(facts, "NCCL_IB_HCA", "mlx5_1");
+        }
+        assert!(checked(&facts).contains("error (rdma-addresses)"));
+    }
+
+    #[test]
+    fn an_address_that_no_connection_looks_up_is_not_missed() {
+        let facts = with_wrong_index(1);
+        let is_missed = |facts: &[Facts]| checked(facts).contains("rdma-addresses");
+        assert!(is_missed(&facts) && !is_missed(&facts[..1]));
+        for (name, value, expected) in [
+            ("NCCL_NET", "Socket", false),
+            ("NCCL_NET", "IB", true),
+            ("NCCL_NET_PLUGIN", "aws-ofi", false),
+            ("NCCL_NET_PLUGIN", "none", true),
+        ] {
+            let mut facts = facts.clone();
+            for facts in &mut facts {
+                set(facts, name, value);
+            }
+            assert_eq!(is_missed(&facts), expected, "{name}={value}");
+        }
+        let mut both = facts.clone();
+        for facts in &mut both {
+            set(facts, "NCCL_NET", "IB");
+            set(facts, "NCCL_NET_PLUGIN", "aws-ofi");
+        }
+        assert!(is_missed(&both));
+        // Before there is a world, the number of ranks tells whether there are other hosts.
+        let alone = |all| {
+            let mut found = Vec::new();
+            check(&FactsView::alone(&facts[..1], 8, all), &mut found);
+            found
+                .iter()
+                .any(|finding| finding.check == "rdma-addresses")
+        };
+        assert!(alone(16) && !alone(8));
     }
 }

@@ -4,12 +4,15 @@
 //! these are removed, and the rest is examined again. So one host behind a firewall is one finding, however many others
 //! cannot reach it.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 
 use rustix::io::Errno;
 
 use super::network::{export, listed, suggestion};
 use super::view::{FactsView, shortened};
+use crate::preflight::bounds::MOST_FINDINGS;
 use crate::preflight::interfaces::Rule;
 use crate::preflight::reachability::{Failure, PROBE_TIMEOUT, ProbeListener};
 use nccl_base::report::{Finding, Severity};
@@ -34,10 +37,7 @@ pub(super) fn check(
         .filter(|listener| !listener.failed.is_empty())
     {
         // The missing interface is a finding of its own.
-        let Some((address, _)) = view
-            .process(listener.rank)
-            .and_then(|process| process.choice())
-        else {
+        let Some((address, _)) = view.choice(listener.rank) else {
             continue;
         };
         let what = format!(
@@ -47,19 +47,15 @@ pub(super) fn check(
             address.interface,
             listener.failed
         );
-        let finding = Finding::error(CHECK, what)
+        let finding = Finding::new(severity(view, listener.rank), CHECK, what)
             .fix("choose another interface there (export NCCL_SOCKET_IFNAME=NAME)");
         found.push(view.about(&[listener.rank], finding));
     }
-    let mut lines: Vec<&Failure> = failures
+    let lines: Vec<&Failure> = failures
         .iter()
         .filter(|failure| failure.from < ranks && failure.to < ranks)
         .collect();
-    while let Some(culprit) = most_blamed(view, &lines) {
-        let (own, rest) = lines
-            .into_iter()
-            .partition(|line| line.from == culprit || line.to == culprit);
-        lines = rest;
+    for (culprit, own) in culprits(view, &lines) {
         found.push(blame(view, &listeners, culprit, own));
     }
     if found.len() == before && listeners.len() > 1 {
@@ -72,42 +68,99 @@ pub(super) fn check(
     }
 }
 
-/// The rank with the most lines. Among equals: first a rank that advertises an address that another host has, or one
-/// made for containers; then a rank that others do not reach, before a rank that does not reach others.
-fn most_blamed(view: &FactsView<'_>, lines: &[&Failure]) -> Option<usize> {
-    let mut counts: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
-    for line in lines {
-        counts.entry(line.to).or_default().0 += 1;
-        counts.entry(line.from).or_default().1 += 1;
+/// How bad it is that NCCL could not listen where a rank advertises, or not be reached there.
+fn severity(view: &FactsView<'_>, rank: usize) -> Severity {
+    match view.choice(rank) {
+        Some((_, Rule::Guess)) => Severity::Warning,
+        _ => Severity::Error,
     }
-    counts
-        .into_iter()
-        .max_by_key(|&(rank, (to, from))| {
-            (
-                to + from,
-                is_suspicious(view, rank),
-                to,
-                std::cmp::Reverse(rank),
-            )
-        })
-        .map(|(rank, _)| rank)
 }
 
-fn is_suspicious(view: &FactsView<'_>, rank: usize) -> bool {
-    let Some((address, rule)) = view.process(rank).and_then(|process| process.choice()) else {
-        return false;
+/// The lines at one rank that are not yet explained by another rank.
+#[derive(Default)]
+struct Ends {
+    to: usize,
+    from: usize,
+    /// The places of all its lines.
+    lines: Vec<usize>,
+}
+
+/// The ranks to blame, each with its lines, the most blamed first; no more than a report has findings.
+fn culprits<'l>(view: &FactsView<'_>, lines: &[&'l Failure]) -> Vec<(usize, Vec<&'l Failure>)> {
+    let mut ends: BTreeMap<usize, Ends> = BTreeMap::new();
+    for (place, line) in lines.iter().enumerate() {
+        let to = ends.entry(line.to).or_default();
+        to.to += 1;
+        to.lines.push(place);
+        let from = ends.entry(line.from).or_default();
+        from.from += 1;
+        from.lines.push(place);
+    }
+    let suspicious = match lines.is_empty() {
+        true => Vec::new(),
+        false => suspicious(view),
     };
-    let is_shared = view.processes().any(|(other, process)| {
-        other != rank
-            && view
-                .process(rank)
-                .is_some_and(|own| own.network() != process.network())
-            && process
-                .addresses
-                .iter()
-                .any(|own| own.address == address.address)
+    let mut is_left = vec![true; lines.len()];
+    let mut found = Vec::new();
+    while let Some(culprit) = most_blamed(&ends, &suspicious) {
+        let places = ends.remove(&culprit).map_or_else(Vec::new, |own| own.lines);
+        let own: Vec<&Failure> = places
+            .into_iter()
+            .filter(|&place| std::mem::take(&mut is_left[place]))
+            .map(|place| lines[place])
+            .collect();
+        // Only the other ends are still there.
+        for line in &own {
+            if let Some(to) = ends.get_mut(&line.to) {
+                to.to -= 1;
+            }
+            if let Some(from) = ends.get_mut(&line.from) {
+                from.from -= 1;
+            }
+        }
+        found.push((culprit, own));
+        if found.len() == MOST_FINDINGS {
+            break;
+        }
+    }
+    found
+}
+
+/// The rank with the most lines. Among equals: first a rank that advertises an address that another host has, or one
+/// made for containers; then a rank that others do not reach, before a rank that does not reach others.
+fn most_blamed(ends: &BTreeMap<usize, Ends>, suspicious: &[bool]) -> Option<usize> {
+    ends.iter()
+        .filter(|(_, own)| own.to + own.from > 0)
+        .max_by_key(|&(&rank, own)| (own.to + own.from, suspicious[rank], own.to, Reverse(rank)))
+        .map(|(&rank, _)| rank)
+}
+
+/// For each rank, whether it advertises an address that another network has too, or one made for containers.
+fn suspicious(view: &FactsView<'_>) -> Vec<bool> {
+    // The first network that has an address, and whether another one has it.
+    let mut owners: HashMap<IpAddr, (usize, bool)> = HashMap::new();
+    for (rank, process) in view.processes() {
+        let Some(network) = view.network(rank) else {
+            continue;
+        };
+        for own in &process.addresses {
+            owners
+                .entry(own.address)
+                .and_modify(|(first, is_shared)| *is_shared |= *first != network)
+                .or_insert((network, false));
+        }
+    }
+    let ranks = view.ranks().map(|rank| {
+        view.choice(rank).is_some_and(|(address, rule)| {
+            let owner = owners.get(&address.address);
+            owner.is_some_and(|&(_, is_shared)| is_shared)
+                || matches!(
+                    rule,
+                    Rule::Docker | Rule::Loopback | Rule::Virtual | Rule::Guess
+                )
+        })
     });
-    is_shared || matches!(rule, Rule::Docker | Rule::Loopback | Rule::Virtual)
+    ranks.collect()
 }
 
 fn blame(
@@ -119,11 +172,12 @@ fn blame(
     let process = view.process(culprit);
     let host = view.host(culprit);
     // Applies to all ranks of its network.
-    let network = process.map(|process| process.network());
+    let network = view.network(culprit);
     let ranks: Vec<usize> = view
         .ranks()
-        .filter(|&rank| view.process(rank).map(|process| process.network()) == network)
+        .filter(|&rank| view.network(rank) == network)
         .collect();
+    let worst = lines.iter().map(|line| severity(view, line.to)).max();
     let (to, from): (Vec<&Failure>, Vec<&Failure>) =
         lines.into_iter().partition(|line| line.to == culprit);
     let mut parts = Vec::new();
@@ -154,7 +208,7 @@ fn blame(
     } else {
         "advertise"
     };
-    let advertised = match process.and_then(|process| process.choice()) {
+    let advertised = match view.choice(culprit) {
         Some((address, rule)) => format!(
             "{verb} {} on {} ({})",
             address.address,
@@ -171,10 +225,9 @@ fn blame(
         view.who(&ranks),
         parts.join(", and ")
     );
-    view.about(
-        &ranks,
-        Finding::error(CHECK, what).fix(remedy(view, listeners, culprit, &to, &from)),
-    )
+    let finding = Finding::new(worst.unwrap_or(Severity::Error), CHECK, what);
+    let fix = remedy(view, listeners, culprit, &to, &from);
+    view.about(&ranks, finding.fix(fix))
 }
 
 /// The hosts at the other ends, by reason.
@@ -217,7 +270,7 @@ fn reason(view: &FactsView<'_>, listeners: &[ProbeListener], line: &Failure) -> 
             "small ones pass: something on the way takes less than the MTU{mtu} and does not say so"
         );
     }
-    let target = view.process(line.to).and_then(|process| process.choice());
+    let target = view.choice(line.to);
     let source = view.process(line.from);
     let own = target.zip(source).is_some_and(|((target, _), source)| {
         source
@@ -328,12 +381,10 @@ fn narrow(
     let interface = listener.map_or("its interface", |listener| &listener.interface);
     let other = from.iter().map(|line| line.to);
     let other = other.chain(to.iter().map(|line| line.from)).min();
-    let address = other
-        .and_then(|other| view.process(other)?.choice())
-        .map_or_else(
-            || String::from("ADDRESS"),
-            |(address, _)| address.address.to_string(),
-        );
+    let address = other.and_then(|other| view.choice(other)).map_or_else(
+        || String::from("ADDRESS"),
+        |(address, _)| address.address.to_string(),
+    );
     format!(
         "find what passes (ping -M do -s BYTES {address} on host {host}) and set {interface} of the hosts to it, 28 \
          bytes more (ip link set dev {interface} mtu NUMBER), or let ICMP \"fragmentation needed\" through",
@@ -505,6 +556,75 @@ mod tests {
             report.of(Severity::Error).next().unwrap().hosts,
             ["h1"],
             "{report}"
+        );
+    }
+
+    #[test]
+    fn a_guess_that_is_out_of_reach_is_a_warning() {
+        let (mut facts, mut listeners) = hosts();
+        for facts in &mut facts[2..4] {
+            let process = facts.process.as_mut().unwrap();
+            process
+                .variables
+                .push(nccl_base::system::variables::Variable {
+                    name: String::from("NCCL_COMM_ID"),
+                    value: String::from("head:4000"),
+                    file: String::new(),
+                });
+        }
+        let to_it = [failure(0, 2, REFUSED), failure(4, 2, REFUSED)];
+        let report = checked(&facts, &listeners, &to_it);
+        assert_eq!(report.worst(), Severity::Warning, "{report}");
+        let from_it = [failure(2, 0, REFUSED), failure(2, 4, REFUSED)];
+        let report = checked(&facts, &listeners, &from_it);
+        assert_eq!(report.worst(), Severity::Error, "{report}");
+        listeners[1].failed = String::from("Too many open files");
+        let report = checked(&facts, &listeners, &[]);
+        assert_eq!(report.worst(), Severity::Warning, "{report}");
+        for facts in &mut facts[2..4] {
+            facts.process.as_mut().unwrap().meeting = "10.0.0.9".parse().ok();
+        }
+        let report = checked(&facts, &listeners[..1], &to_it);
+        assert_eq!(report.worst(), Severity::Error, "{report}");
+    }
+
+    /// Takes many minutes unless the time for each culprit is about proportional to the number of hosts.
+    #[test]
+    fn a_thousand_hosts_that_do_not_reach_each_other_are_each_named() {
+        const HOSTS: usize = 1000;
+        const LOCAL: usize = 8;
+        let names: Vec<String> = (0..HOSTS * LOCAL)
+            .map(|rank| format!("h{}", rank / LOCAL))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut facts = ranks_on(&names);
+        for (rank, facts) in facts.iter_mut().enumerate() {
+            let host = rank / LOCAL;
+            let own = format!("10.0.{}.{}", host / 250, host % 250 + 1);
+            with_addresses(facts, &[("docker0", "172.17.0.1"), ("eth0", &own)]);
+        }
+        let listeners: Vec<ProbeListener> = (0..HOSTS)
+            .map(|host| ProbeListener {
+                rank: host * LOCAL,
+                ..ProbeListener::default()
+            })
+            .collect();
+        // As many as a rank probes.
+        let failures: Vec<Failure> = (0..HOSTS)
+            .flat_map(|from| {
+                let others = (1..=128).map(move |next| (from + next) % HOSTS);
+                others.map(move |to| failure(from * LOCAL, to * LOCAL, 0))
+            })
+            .collect();
+        let report = checked(&facts, &listeners, &failures);
+        // Hosts that no line connects are explained by the others: one of 129 in a row.
+        let least = HOSTS - HOSTS / 129;
+        assert!((least..=HOSTS).contains(&report.of(Severity::Error).count()));
+        let first = &report.findings[0];
+        assert_eq!(first.ranks, (0..LOCAL).collect::<Vec<_>>());
+        assert!(
+            first.what.contains("unreachable from hosts h872, h873"),
+            "{first}"
         );
     }
 

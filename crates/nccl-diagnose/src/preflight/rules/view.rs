@@ -1,8 +1,10 @@
 //! All ranks' facts side by side, and how ranks are named.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use crate::preflight::facts::{Facts, ProcessFacts};
+use crate::preflight::interfaces::{Address, Rule};
 use nccl_base::report::Finding;
 
 /// The facts of all ranks, by rank.
@@ -10,8 +12,19 @@ pub(in crate::preflight) struct FactsView<'f> {
     facts: &'f [Facts],
     /// For each rank, the first rank of its process.
     process: Vec<Option<usize>>,
+    /// For each rank that is the first of a process, what the rules need often.
+    places: Vec<Option<Place<'f>>>,
+    /// How many processes of a network take an address.
+    taken: BTreeMap<(usize, IpAddr), usize>,
     /// The ranks on this host and altogether, when these facts belong to no world yet.
     alone: Option<(usize, usize)>,
+}
+
+/// Where NCCL starts in a process.
+struct Place<'f> {
+    /// The number of its network, which is the same for all processes of the network.
+    network: usize,
+    choice: Option<(&'f Address, Rule)>,
 }
 
 /// A value, and the ranks that have it.
@@ -29,8 +42,22 @@ impl<'f> FactsView<'f> {
             }
             last
         });
+        let mut networks: BTreeMap<String, usize> = BTreeMap::new();
+        let mut taken: BTreeMap<(usize, IpAddr), usize> = BTreeMap::new();
+        let places = facts.iter().map(|facts| {
+            let process = facts.process.as_ref()?;
+            let next = networks.len();
+            let network = *networks.entry(process.network()).or_insert(next);
+            let choice = process.choice();
+            if let Some((address, _)) = choice {
+                *taken.entry((network, address.address)).or_default() += 1;
+            }
+            Some(Place { network, choice })
+        });
         Self {
             process: process.collect(),
+            places: places.collect(),
+            taken,
             facts,
             alone: None,
         }
@@ -63,6 +90,27 @@ impl<'f> FactsView<'f> {
 
     pub(in crate::preflight) fn process(&self, rank: usize) -> Option<&'f ProcessFacts> {
         self.facts[self.process[rank]?].process.as_ref()
+    }
+
+    fn place(&self, rank: usize) -> Option<&Place<'f>> {
+        self.places[self.process[rank]?].as_ref()
+    }
+
+    /// A number that is equal for ranks of one network.
+    pub(in crate::preflight) fn network(&self, rank: usize) -> Option<usize> {
+        Some(self.place(rank)?.network)
+    }
+
+    /// The address that NCCL takes for a rank.
+    pub(super) fn choice(&self, rank: usize) -> Option<(&'f Address, Rule)> {
+        self.place(rank)?.choice
+    }
+
+    /// The number of processes in other networks than `network` that take an address in the subnet of `own`.
+    pub(super) fn taken_near(&self, network: usize, own: &Address) -> usize {
+        let others = self.taken.iter().filter(|((of, _), _)| *of != network);
+        let near = others.filter(|((_, address), _)| own.is_near(*address));
+        near.map(|(_, count)| count).sum()
     }
 
     /// The first rank of each process, with the process.

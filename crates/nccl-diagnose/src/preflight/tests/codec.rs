@@ -1,6 +1,7 @@
 //! Bytes from the wire may be anything.
 
 use super::random::facts;
+use super::{ranks_on, with_addresses};
 use crate::preflight::bounds::{Bounded, LONGEST_LIST, LONGEST_TEXT, MOST_FINDINGS};
 use crate::preflight::facts::Facts;
 use crate::preflight::reachability::{Failure, ProbeListener};
@@ -114,6 +115,63 @@ fn what_is_too_long_is_cut_before_it_is_sent_and_where_it_has_come() {
     assert_eq!(finding.hosts.len(), LONGEST_LIST);
     assert_eq!(finding.what.len(), LONGEST_TEXT);
     assert_eq!(finding.fix.as_ref().map(String::len), Some(LONGEST_TEXT));
+}
+
+#[test]
+fn the_addresses_that_are_taken_are_kept_of_a_list_that_is_too_long() {
+    let services: Vec<String> = (0..600)
+        .map(|number| format!("10.96.{}.{}", number / 250, number % 250))
+        .collect();
+    let mut all: Vec<(&str, &str)> = services
+        .iter()
+        .map(|address| ("kube-ipvs0", &address[..]))
+        .collect();
+    let eth1: Vec<String> = (1..=99).map(|number| format!("10.2.0.{number}")).collect();
+    all.extend(eth1.iter().map(|address| ("eth1", &address[..])));
+    all.extend([("eth0", "10.1.0.1"), ("eth2", "10.3.0.1")]);
+    let mut facts = ranks_on(&["h"]);
+    with_addresses(&mut facts[0], &all);
+    let mut process = facts.remove(0).process.unwrap();
+    for own in &mut process.addresses {
+        own.up = own.interface != "kube-ipvs0";
+    }
+    process.control = "10.2.0.99".parse().ok();
+    let variable = |name: &str, value: &str| Variable {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        file: String::new(),
+    };
+    for (variables, expected) in [
+        (vec![], "10.2.0.1"),
+        (vec![variable("NCCL_SOCKET_IFNAME", "eth0")], "10.1.0.1"),
+        (vec![variable("NCCL_COMM_ID", "10.3.0.9:4000")], "10.3.0.1"),
+    ] {
+        let mut process = process.clone();
+        process.variables = variables;
+        let before = process
+            .choice()
+            .map(|(address, rule)| (address.clone(), rule));
+        let facts = Facts {
+            process: Some(process),
+            ..Facts::default()
+        };
+        let process = facts.bounded().process.unwrap();
+        assert_eq!(process.addresses.len(), LONGEST_LIST);
+        let after = process
+            .choice()
+            .map(|(address, rule)| (address.clone(), rule));
+        assert_eq!(after, before);
+        assert_eq!(
+            after
+                .map(|(address, _)| address.address.to_string())
+                .as_deref(),
+            Some(expected)
+        );
+        let control = process.control_interface().map(|own| &own.interface[..]);
+        assert_eq!(control, Some("eth1"));
+        // In the order in which the system has them.
+        assert_eq!(process.addresses.last().unwrap().interface, "eth2");
+    }
 }
 
 #[test]

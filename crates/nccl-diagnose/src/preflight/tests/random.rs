@@ -123,6 +123,7 @@ fn process(random: &mut fastrand::Rng) -> ProcessFacts {
         addresses: several(random, 4, address),
         control: maybe(random, |_| "10.0.0.1".parse().unwrap()),
         interface: maybe(random, word),
+        meeting: maybe(random, |_| "10.0.0.2".parse().unwrap()),
         loopback_names: several(random, 2, |random| LoopbackName {
             name: word(random),
             address: word(random),
