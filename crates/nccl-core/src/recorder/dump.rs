@@ -48,6 +48,8 @@ fn aborted_by(
     start: impl FnOnce(Box<dyn FnOnce() + Send>) -> Result<(), ()>,
 ) {
     static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    /// How many recordings were written, or are about to be.
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     let own = scope.and_then(|scope| scope.directory());
     let Some(directory) = own.or_else(from_environment) else {
@@ -58,17 +60,18 @@ fn aborted_by(
     if is_recording_due.swap(true, Ordering::AcqRel) {
         return;
     }
-    match WRITTEN.fetch_add(1, Ordering::Relaxed) {
-        ..MOST => {}
-        MOST => {
+    let take_place = |written: usize| (written < MOST).then_some(written + 1);
+    let taken = WRITTEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take_place);
+    if taken.is_err() {
+        is_recording_due.store(false, Ordering::Release);
+        if !WARNED.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 name: "nccl.recording.no_more",
                 target: "nccl",
                 "{MOST} recordings of faults were written; this process writes no more"
             );
-            return;
         }
-        _ => return,
+        return;
     }
     let (own_scope, own_directory) = (scope.cloned(), directory.to_owned());
     let reason = reason.to_owned();
@@ -78,7 +81,8 @@ fn aborted_by(
         let is_recording_due = scope
             .as_ref()
             .map_or(&OF_NO_WORLD, |scope| &scope.is_recording_due);
-        is_recording_due.store(false, Ordering::Release);
+        // Acquires what each abort did that found `true`, so that the snapshot includes it.
+        is_recording_due.swap(false, Ordering::AcqRel);
         let mut recording = match &scope {
             Some(scope) => of_place(scope.place()),
             None => snapshot(),
@@ -86,7 +90,10 @@ fn aborted_by(
         recording.reason = Some(reason);
         recording.clock = scope.as_ref().and_then(|scope| scope.clock());
         let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
-        keep(&directory, rank, &recording);
+        if !keep(&directory, rank, &recording) {
+            // When there is space again, the next fault is recorded.
+            WRITTEN.fetch_sub(1, Ordering::Relaxed);
+        }
     };
     if start(Box::new(write)).is_err() {
         // The abort continues without a recording, and the next one tries again.
@@ -111,13 +118,18 @@ pub fn is_enabled(scope: &RecorderScope) -> bool {
     scope.directory().is_some() || from_environment().is_some()
 }
 
-fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
+/// Returns whether the recording was written.
+fn keep(directory: &Path, rank: usize, recording: &Snapshot) -> bool {
     match write(directory, rank, recording) {
         Ok(path) => {
             let launcher_rank = recording.launcher_rank();
             tracing::warn!(name: "nccl.recording.written", target: "nccl", rank, launcher_rank, path = %path.display(), "recorded what led to a fault");
+            true
         }
-        Err(error) => not_written(directory, &error),
+        Err(error) => {
+            not_written(directory, &error);
+            false
+        }
     }
 }
 
@@ -202,6 +214,27 @@ mod tests {
             Ok(())
         });
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn recordings_that_could_not_be_written_cost_no_later_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("place");
+        File::create(&place).unwrap();
+        let scope = RecorderScope::new("job", 0, 3, 4);
+        scope.set_directory(place.clone());
+        let abort = || {
+            aborted_by(Some(&scope), 3, "a fault", |write| {
+                write();
+                Ok(())
+            });
+        };
+        for _ in 0..=MOST {
+            abort();
+        }
+        std::fs::remove_file(&place).unwrap();
+        abort();
+        assert_eq!(std::fs::read_dir(place).unwrap().count(), 1);
     }
 
     #[test]

@@ -450,6 +450,10 @@ fn read(track: &Track, spans: &mut SpanReader) -> Recording {
             (None, Some((_, known))) if call.state == CallState::Done => call.done = Some(*known),
             (None, _) => {}
         }
+        // The stream went past it all the same, which dates the calls before it.
+        if call.state == CallState::Failed {
+            call.done = None;
+        }
     }
     let life = track.lifecycle.get();
     let identity = &track.identity;
@@ -489,8 +493,9 @@ fn call(
 ) -> Call {
     let since = Duration::from_nanos(raw.time);
     let state = match CallProgress::from_word(raw.state) {
-        _ if raw.sequence <= track.done_on(raw.stream) => CallState::Done,
+        // First: what the stream has done since then includes nothing of a call that failed.
         CallProgress::Failed | CallProgress::GivenUp => CallState::Failed,
+        _ if raw.sequence <= track.done_on(raw.stream) => CallState::Done,
         _ if track.lifecycle.get().abort_has_begun() => CallState::Aborted,
         CallProgress::Issued => CallState::Issued,
         CallProgress::Issuing => CallState::Issuing,
@@ -523,4 +528,49 @@ pub(super) fn operation(record: Option<(Descriptor, u32)>) -> Option<RecordedOpe
         root: descriptor.root(),
         reduction: descriptor.reduction(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+    use crate::single_rank;
+
+    #[test]
+    fn a_call_that_failed_is_not_done_when_a_later_call_on_its_stream_is() {
+        use CallState::{Done, Failed};
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let device = crate::device(0).expect("a device");
+        let comm = single_rank::communicator(&device.new_stream().expect("a stream"));
+        let failed = Error::new(ErrorKind::InvalidConfig {
+            field: "field",
+            reason: String::from("it is refused"),
+        });
+        let given_up = Error::new(ErrorKind::Aborted {
+            reason: String::from("it is given up"),
+        });
+        let turn = comm.inner.handle.lock_within(None, comm.timeout);
+        let (mut handle, _) = turn.expect("no other call");
+        for failure in [None, Some(failed), Some(given_up), None] {
+            handle.sequence += 1;
+            let number = handle.sequence;
+            let (kind, now) = (OperationKind::AllReduce, Instant::now());
+            let writer = &mut handle.recorder;
+            let ticket = writer.begin(number, kind, now, comm.stream(), comm.timeout, 0);
+            writer.end(ticket, failure.as_ref());
+        }
+        drop(handle);
+        let track = comm.inner.track_handle.track();
+        for number in [2, 4] {
+            track.done(comm.stream(), number);
+        }
+        let calls = read_one(track).calls;
+        let seen = calls.iter().map(|call| (call.state, call.done.is_some()));
+        assert_eq!(
+            seen.collect::<Vec<_>>(),
+            [(Done, true), (Failed, false), (Failed, false), (Done, true)]
+        );
+    }
 }

@@ -187,19 +187,8 @@ impl RasClient {
         let patience = (left / 2).as_secs().clamp(1, 3600);
         self.ask(&format!("TIMEOUT {patience}"))?;
         let text = self.send(command).and_then(|()| {
-            let mut bytes = Vec::new();
-            let mut piece = [0; 4096];
-            loop {
-                self.limit()?;
-                let count = self.stream.read(&mut piece)?;
-                if count == 0 {
-                    break;
-                }
-                bytes.extend_from_slice(&piece[..count]);
-                if bytes.len() > LARGEST {
-                    return Err(invalid("its answer does not end".to_owned()));
-                }
-            }
+            let deadline = self.deadline;
+            let bytes = read_all(&mut self.stream, |stream| limit(stream.get_ref(), deadline))?;
             // NCCL treats host names as bytes.
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         });
@@ -215,8 +204,7 @@ impl RasClient {
 
     /// Makes the next read end at the deadline.
     fn limit(&self) -> io::Result<()> {
-        let left = remaining(self.deadline)?;
-        self.stream.get_ref().set_read_timeout(Some(left))
+        limit(self.stream.get_ref(), self.deadline)
     }
 
     fn failed(&self, error: io::Error) -> Error {
@@ -228,14 +216,46 @@ impl Iterator for RasEvents {
     type Item = io::Result<String>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut line = String::new();
+        let mut line = Vec::new();
         let longest = LONGEST_LINE as u64;
-        match (&mut self.stream).take(longest).read_line(&mut line) {
+        let read = (&mut self.stream)
+            .take(longest)
+            .read_until(b'\n', &mut line);
+        match read {
             Ok(0) => None,
-            Ok(_) => Some(Ok(line.trim_end().to_owned())),
+            // NCCL treats host names as bytes.
+            Ok(_) => Some(Ok(String::from_utf8_lossy(&line).trim_end().to_owned())),
             Err(error) => Some(Err(error)),
         }
     }
+}
+
+/// Receives everything until the other end closes the connection, and calls `limit` before each read.
+fn read_all<S: io::Read>(
+    stream: &mut S,
+    limit: impl Fn(&S) -> io::Result<()>,
+) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        limit(stream)?;
+        let count = match stream.read(&mut piece) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            count => count?,
+        };
+        if count == 0 {
+            return Ok(bytes);
+        }
+        bytes.extend_from_slice(&piece[..count]);
+        if bytes.len() > LARGEST {
+            return Err(invalid("its answer does not end".to_owned()));
+        }
+    }
+}
+
+/// Makes the next read end at the deadline.
+fn limit(stream: &TcpStream, deadline: Instant) -> io::Result<()> {
+    stream.set_read_timeout(Some(remaining(deadline)?))
 }
 
 fn dial(address: &str, deadline: Instant) -> io::Result<TcpStream> {
@@ -272,6 +292,7 @@ fn failed(address: &str, error: io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::net::TcpListener;
     use std::thread;
 
@@ -282,15 +303,19 @@ mod tests {
 
     /// A service that answers each line by `answer`, and closes after an answer that is not a line.
     fn serve(answer: impl Fn(&str) -> String + Send + 'static) -> String {
+        serve_bytes(move |line| answer(line).into_bytes())
+    }
+
+    fn serve_bytes(answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let reader = BufReader::new(stream.try_clone().unwrap());
             for line in reader.lines() {
-                let text = answer(&line.unwrap());
-                stream.write_all(text.as_bytes()).unwrap();
-                if !text.ends_with('\n') {
+                let bytes = answer(&line.unwrap());
+                stream.write_all(&bytes).unwrap();
+                if !bytes.ends_with(b"\n") {
                     return;
                 }
             }
@@ -380,5 +405,47 @@ mod tests {
         let client = RasClient::connect(&serve(new_release), SOON).unwrap();
         let error = client.monitor("all").unwrap_err().to_string();
         assert!(error.contains("Unknown command"), "{error}");
+    }
+
+    #[test]
+    fn an_event_that_is_not_in_utf_8_is_not_lost() {
+        let address = serve_bytes(|line| match line {
+            "MONITOR lifecycle" => b"OK\nPEER_NEW node-\xff\nPEER_DEAD 10.0.0.6".to_vec(),
+            _ => new_release(line).into_bytes(),
+        });
+        let client = RasClient::connect(&address, SOON).unwrap();
+        let events = client.monitor("lifecycle").unwrap();
+        let lines: Vec<_> = events.map(Result::unwrap).collect();
+        assert_eq!(lines, ["PEER_NEW node-\u{fffd}", "PEER_DEAD 10.0.0.6"]);
+    }
+
+    /// An answer, of which every second read is interrupted by a signal.
+    struct Signalled(&'static [u8], bool);
+
+    impl io::Read for Signalled {
+        fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            match self.1 {
+                true => Err(io::ErrorKind::Interrupted.into()),
+                false => self.0.read(piece),
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_during_an_answer_ends_neither_the_answer_nor_the_deadline() {
+        let answer = read_all(&mut Signalled(ANSWER.as_bytes(), false), |_| Ok(()));
+        assert_eq!(answer.unwrap(), ANSWER.as_bytes());
+
+        let reads = Cell::new(0);
+        let limit = |_: &Signalled| {
+            reads.set(reads.get() + 1);
+            match reads.get() {
+                1 => Ok(()),
+                _ => Err(io::ErrorKind::TimedOut.into()),
+            }
+        };
+        let error = read_all(&mut Signalled(ANSWER.as_bytes(), false), limit).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

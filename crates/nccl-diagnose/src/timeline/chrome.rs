@@ -1,7 +1,7 @@
 //! Chrome's trace events, which Perfetto and `chrome://tracing` show.
 //!
 //! A process is a rank and a thread is a row of a [`Lane`](super::layout::Lane), so that no slice overlaps
-//! another of its thread. An arrow goes through the calls of all ranks with one number, in the order in which
+//! another of its thread. An arrow goes through the calls that are one collective on all ranks, in the order in which
 //! they were made, and from each message to where it is received.
 
 use std::collections::HashMap;
@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::layout::{Bar, Lane, Layout};
 use super::{Timeline, describe};
 use crate::operation::OperationKind;
+use nccl_core::recorder::is_of_some_ranks;
 
 /// One bar in the trace.
 #[derive(Clone, Copy)]
@@ -236,7 +237,7 @@ type MessageKey = (usize, usize, usize, u32);
 /// The slices that arrows connect.
 #[derive(Default)]
 struct Flows {
-    /// By communicator and number.
+    /// By communicator and number among the calls of all ranks.
     calls: HashMap<(usize, u64), Vec<Slice>>,
     sent: HashMap<MessageKey, Slice>,
     received: HashMap<MessageKey, Slice>,
@@ -244,12 +245,16 @@ struct Flows {
 
 impl Flows {
     fn see(&mut self, slice: Slice, lane: &Lane<'_>, bar: &Bar<'_>) {
-        use OperationKind::{Capture, Group, Recv, Replay, Send};
+        use OperationKind::{Capture, Recv, Replay, Send};
         let call = bar.call;
         let own = lane.recording.rank;
-        if !matches!(call.kind, Group | Send | Recv | Capture | Replay) {
-            let calls = self.calls.entry((lane.communicator, call.sequence));
+        if let Some(index) = bar.index
+            && !matches!(call.kind, Capture | Replay)
+        {
+            let calls = self.calls.entry((lane.communicator, index));
             calls.or_default().push(slice);
+        }
+        if !is_of_some_ranks(call.kind) && call.kind != Capture {
             return;
         }
         for operation in &call.operations {
@@ -261,10 +266,11 @@ impl Flows {
                     let message = (lane.communicator, peer, own, number);
                     self.received.insert(message, slice);
                 }
-                _ => {
+                Send => {
                     let message = (lane.communicator, own, peer, number);
                     self.sent.insert(message, slice);
                 }
+                _ => {}
             }
         }
     }

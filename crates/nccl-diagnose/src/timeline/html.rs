@@ -200,6 +200,7 @@ impl Timeline {
                             call.sequence,
                             call.kind.to_string(),
                             describe::fingerprint(lane.recording, call),
+                            bar.index,
                         ])
                     })
                     .collect();

@@ -4,8 +4,7 @@
 use std::collections::HashMap;
 
 use super::{RankRecording, Timeline, describe, standing};
-use nccl_core::recorder::since_1970;
-use nccl_core::recorder::{Call, CallState, Recording};
+use nccl_core::recorder::{Call, CallState, Recording, is_of_some_ranks, since_1970};
 
 /// Rows of a lane. If more calls overlap, a call is cut short where the next call of its row begins.
 const ROWS: usize = 6;
@@ -35,6 +34,8 @@ pub(super) struct Lane<'t> {
 
 pub(super) struct Bar<'t> {
     pub(super) call: &'t Call,
+    /// See [`indexed`].
+    pub(super) index: Option<u64>,
     pub(super) row: usize,
     pub(super) start: i128,
     pub(super) end: i128,
@@ -52,6 +53,27 @@ pub(super) struct Mark<'t> {
 pub(super) fn corrected(rank: &RankRecording, since: std::time::Duration) -> i128 {
     let own = since_1970(rank.snapshot.origin).as_nanos() + since.as_nanos();
     own.cast_signed() + i128::from(rank.clock.offset_ns)
+}
+
+/// How many messages and groups of messages a rank made before the first recorded call; `None` if that is not known.
+pub(super) fn earlier_messages(recording: &Recording) -> Option<u64> {
+    let first = recording.calls.first().map_or(1, |call| call.sequence);
+    let none = || (first <= 1).then_some(0);
+    recording.earlier_messages.or_else(none)
+}
+
+/// The recorded calls with their numbers among those that all ranks make, which are the same on all ranks. `None` for a call
+/// that only some ranks make, and where the number of earlier ones is not known.
+pub(super) fn indexed(recording: &Recording) -> impl Iterator<Item = (Option<u64>, &Call)> {
+    let mut messages = earlier_messages(recording);
+    recording.calls.iter().map(move |call| {
+        if is_of_some_ranks(call.kind) {
+            messages = messages.map(|messages| messages.saturating_add(1));
+            return (None, call);
+        }
+        let index = messages.map(|messages| call.sequence.saturating_sub(messages));
+        (index, call)
+    })
 }
 
 impl<'t> Layout<'t> {
@@ -113,10 +135,9 @@ impl<'t> Layout<'t> {
         taken: i128,
     ) {
         let first = self.lanes.len();
-        for call in &recording.calls {
-            let lanes = &mut self.lanes[first..];
-            let lane = lanes.iter().position(|lane| lane.stream == call.stream);
-            let lane = lane.map_or(self.lanes.len(), |lane| first + lane);
+        let mut lane_of = HashMap::new();
+        for (index, call) in indexed(recording) {
+            let lane = *lane_of.entry(call.stream).or_insert(self.lanes.len());
             if lane == self.lanes.len() {
                 self.lanes.push(Lane {
                     rank: at,
@@ -135,6 +156,7 @@ impl<'t> Layout<'t> {
             };
             self.lanes[lane].bars.push(Bar {
                 call,
+                index,
                 row: 0,
                 start,
                 end: end.max(start),

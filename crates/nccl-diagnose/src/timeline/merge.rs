@@ -1,6 +1,7 @@
 //! Chooses the recordings of one world, and relates their clocks.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use nccl_core::recorder::{Clock, ClockSource};
 
@@ -45,20 +46,25 @@ impl Timeline {
         let wanted = world(latest);
         let mut left_out = Vec::new();
         let mut ranks: Vec<(usize, Snapshot)> = Vec::new();
+        let mut processes = HashMap::new();
         for (at, snapshot) in snapshots.into_iter().enumerate() {
             if world(&snapshot) != wanted {
                 left_out.push(other_world(&snapshot));
                 continue;
             }
             let rank = rank_of(&snapshot, at);
-            let same = ranks.iter_mut().find(|(other, held)| {
-                let process = |one: &Snapshot| (one.host.clone(), one.pid);
-                *other == rank && process(held) == process(&snapshot)
-            });
-            match same {
-                Some((_, held)) if held.taken < snapshot.taken => *held = snapshot,
-                Some(_) => {}
-                None => ranks.push((rank, snapshot)),
+            match processes.entry((rank, snapshot.host.clone(), snapshot.pid)) {
+                Entry::Occupied(same) => {
+                    let at: usize = *same.get();
+                    let held = &mut ranks[at].1;
+                    if held.taken < snapshot.taken {
+                        *held = snapshot;
+                    }
+                }
+                Entry::Vacant(free) => {
+                    free.insert(ranks.len());
+                    ranks.push((rank, snapshot));
+                }
             }
         }
         ranks.sort_by_key(|(rank, snapshot)| (*rank, snapshot.taken));

@@ -1,9 +1,9 @@
 //! How far each rank has come on each communicator, and which ranks are behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{RankRecording, Timeline, describe};
-use nccl_base::fault::short_key;
+use nccl_base::fault::{Roster, short_key};
 use nccl_core::recorder::{Call, CallState, Recording, Snapshot};
 
 /// How far the ranks of one communicator have come.
@@ -100,114 +100,105 @@ impl Timeline {
                 group.push((rank, recording));
             }
         }
-        let mut standings: Vec<_> = order
-            .iter()
-            .map(|key| self.standing(&groups[key]))
-            .collect();
-        let names: Vec<_> = standings.iter().map(|one| one.named.clone()).collect();
+        let mut standings: Vec<_> = order.iter().map(|key| standing(&groups[key])).collect();
+        let mut names: HashMap<String, usize> = HashMap::new();
+        for standing in &standings {
+            *names.entry(standing.named.clone()).or_default() += 1;
+        }
         for standing in &mut standings {
-            let is_it = |name: &&String| **name == standing.named;
             if let Some(key) = &standing.key
-                && names.iter().filter(is_it).count() > 1
+                && names[&standing.named] > 1
             {
                 standing.named = format!("{}, key {}", standing.named, short_key(key));
             }
         }
         standings
     }
+}
 
-    fn standing(&self, group: &[(&RankRecording, &Recording)]) -> Standing {
-        let first = group[0].1;
-        let roster = first.roster();
-        let last: BTreeMap<usize, u64> = group
-            .iter()
-            .map(|(_, recording)| {
-                let last = recording.calls.last().map_or(0, |call| call.sequence);
-                (recording.rank, last)
-            })
-            .collect();
-        let highest = last.values().copied().max().unwrap_or(0);
-        let behind: Vec<usize> = last
-            .iter()
-            .filter(|(_, number)| **number < highest)
-            .map(|(rank, _)| *rank)
-            .collect();
-        let absent = first.world_size.saturating_sub(last.len());
-        let mut parts = Vec::new();
-        if highest == 0 {
-            parts.push(String::from("nothing was called yet"));
-        } else if behind.is_empty() {
-            let ahead = "all that are here are at";
-            parts.push(format!("{ahead} {}", at(group, highest)));
-        } else {
-            let leaders: Vec<usize> = last
-                .iter()
-                .filter(|(_, number)| **number == highest)
-                .map(|(rank, _)| *rank)
-                .collect();
-            let mut lowest: Vec<u64> = behind.iter().map(|rank| last[rank]).collect();
-            lowest.sort_unstable();
-            lowest.dedup();
-            for number in lowest {
-                let those: Vec<usize> = behind
-                    .iter()
-                    .copied()
-                    .filter(|rank| last[rank] == number)
-                    .collect();
-                let verb = if those.len() == 1 { "is" } else { "are" };
-                let place = match number {
-                    0 => String::from("has called nothing yet"),
-                    number => format!("{verb} behind, at {}", at(group, number)),
-                };
-                parts.push(format!("{} {place}", self.named(&those, group)));
-            }
-            let verb = if leaders.len() == 1 { "is" } else { "are" };
-            let leaders = roster.who(&leaders);
-            parts.push(format!("{leaders} {verb} at {}", at(group, highest)));
-        }
-        if absent > 0 {
-            let absentees = (0..first.world_size)
-                .filter(|rank| !last.contains_key(rank))
-                .take(16)
-                .collect::<Vec<_>>();
-            let more = if absent > absentees.len() {
-                " and more"
-            } else {
-                ""
-            };
-            parts.push(format!(
-                "nothing is known of {}{more}",
-                roster.who(&absentees)
-            ));
-        }
-        Standing {
-            communicator: first.name.clone(),
-            named: roster.named(&first.name),
-            key: first.key.clone(),
-            generation: first.generation,
-            last,
-            behind,
-            sentence: parts.join("; "),
-            inside_nccl: group
-                .iter()
-                .filter_map(|(_, recording)| Some((recording.rank, inside(recording)?)))
-                .collect(),
-        }
+fn standing(group: &[(&RankRecording, &Recording)]) -> Standing {
+    let first = group[0].1;
+    let roster = first.roster();
+    let last: BTreeMap<usize, u64> = group
+        .iter()
+        .map(|(_, recording)| {
+            let last = recording.calls.last().map_or(0, |call| call.sequence);
+            (recording.rank, last)
+        })
+        .collect();
+    // The ranks at each number.
+    let mut ranks_at: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (&rank, &number) in &last {
+        ranks_at.entry(number).or_default().push(rank);
     }
-
-    /// Names one rank with its process, several ranks by their numbers.
-    fn named(&self, those: &[usize], group: &[(&RankRecording, &Recording)]) -> String {
-        let roster = group[0].1.roster();
+    let calls_at = calls_at(group, ranks_at.keys().copied());
+    let at = |number: u64| at(number, &calls_at[&number]);
+    let (highest, leaders) = ranks_at.pop_last().unwrap_or_default();
+    let mut behind: Vec<usize> = ranks_at.values().flatten().copied().collect();
+    behind.sort_unstable();
+    let absent = first.world_size.saturating_sub(last.len());
+    let mut parts = Vec::new();
+    if highest == 0 {
+        parts.push(String::from("nothing was called yet"));
+    } else if behind.is_empty() {
+        let ahead = "all that are here are at";
+        parts.push(format!("{ahead} {}", at(highest)));
+    } else {
         // Of a rank that was started again the last recording counts.
-        let newest = || group.iter().rev();
-        let found = |one: usize| newest().find(|(_, recording)| recording.rank == one);
-        match those {
-            [one] if let Some((rank, _)) = found(*one) => {
-                let Snapshot { host, pid, .. } = &rank.snapshot;
-                format!("rank {one} ({}{host}, pid {pid})", roster.others(*one))
-            }
-            _ => roster.who(those),
+        let processes: HashMap<usize, &RankRecording> = group
+            .iter()
+            .map(|&(rank, recording)| (recording.rank, rank))
+            .collect();
+        for (&number, those) in &ranks_at {
+            let verb = if those.len() == 1 { "is" } else { "are" };
+            let place = match number {
+                0 => String::from("has called nothing yet"),
+                number => format!("{verb} behind, at {}", at(number)),
+            };
+            parts.push(format!("{} {place}", named(those, &roster, &processes)));
         }
+        let verb = if leaders.len() == 1 { "is" } else { "are" };
+        let leaders = roster.who(&leaders);
+        parts.push(format!("{leaders} {verb} at {}", at(highest)));
+    }
+    if absent > 0 {
+        let absentees = (0..first.world_size)
+            .filter(|rank| !last.contains_key(rank))
+            .take(16)
+            .collect::<Vec<_>>();
+        let more = if absent > absentees.len() {
+            " and more"
+        } else {
+            ""
+        };
+        parts.push(format!(
+            "nothing is known of {}{more}",
+            roster.who(&absentees)
+        ));
+    }
+    Standing {
+        communicator: first.name.clone(),
+        named: roster.named(&first.name),
+        key: first.key.clone(),
+        generation: first.generation,
+        last,
+        behind,
+        sentence: parts.join("; "),
+        inside_nccl: group
+            .iter()
+            .filter_map(|(_, recording)| Some((recording.rank, inside(recording)?)))
+            .collect(),
+    }
+}
+
+/// Names one rank with its process, several ranks by their numbers.
+fn named(those: &[usize], roster: &Roster, processes: &HashMap<usize, &RankRecording>) -> String {
+    match those {
+        [one] if let Some(rank) = processes.get(one) => {
+            let Snapshot { host, pid, .. } = &rank.snapshot;
+            format!("rank {one} ({}{host}, pid {pid})", roster.others(*one))
+        }
+        _ => roster.who(those),
     }
 }
 
@@ -223,12 +214,24 @@ fn inside(recording: &Recording) -> Option<String> {
     recording.calls.iter().find_map(said)
 }
 
+/// The calls of each of these numbers, on the ranks that made it.
+fn calls_at<'t>(
+    group: &[(&'t RankRecording, &'t Recording)],
+    numbers: impl Iterator<Item = u64>,
+) -> HashMap<u64, Vec<&'t Call>> {
+    let mut found: HashMap<u64, Vec<&Call>> = numbers.map(|number| (number, Vec::new())).collect();
+    for (_, recording) in group {
+        for call in &recording.calls {
+            if let Some(calls) = found.get_mut(&call.sequence) {
+                calls.push(call);
+            }
+        }
+    }
+    found
+}
+
 /// The name of call `number`, and how far it has come on the ranks that made it.
-fn at(group: &[(&RankRecording, &Recording)], number: u64) -> String {
-    let calls = group
-        .iter()
-        .filter_map(|(_, recording)| recording.calls.iter().rev().find(|c| c.sequence == number));
-    let calls: Vec<_> = calls.collect();
+fn at(number: u64, calls: &[&Call]) -> String {
     let Some(first) = calls.first() else {
         return format!("#{number}");
     };

@@ -142,13 +142,16 @@ pub fn last_call() -> Option<String> {
     let last = of_worlds.filter_map(|track| Some((track, track.call_ring.last()?)));
     let (track, raw) = last.max_by_key(|(_, raw)| raw.time)?;
     let age = now().saturating_sub(Duration::from_nanos(raw.time));
-    let is_done = raw.sequence <= track.done_on(raw.stream);
+    let end = match CallProgress::from_word(raw.state) {
+        CallProgress::Failed | CallProgress::GivenUp => " and failed",
+        _ if raw.sequence <= track.done_on(raw.stream) => " and done",
+        _ => "",
+    };
     Some(format!(
-        "{} #{} on {:?}, called {:.1} s before that{}",
+        "{} #{} on {:?}, called {:.1} s before that{end}",
         OperationKind::from_code((raw.state >> 8) as u8),
         raw.sequence,
         &*track.identity.name,
-        age.as_secs_f64(),
-        if is_done { " and done" } else { "" }
+        age.as_secs_f64()
     ))
 }

@@ -20,7 +20,7 @@ pub(super) struct Dump<'t> {
     version: &'static str,
     /// By name, which is the group's number.
     pg_config: BTreeMap<String, GroupConfig<'t>>,
-    /// By number.
+    /// By number; without the groups whose collectives cannot be numbered.
     pg_status: BTreeMap<String, GroupStatus>,
     /// In the order in which they were called.
     entries: Vec<Entry<'t>>,
@@ -155,7 +155,9 @@ impl<'t> Dump<'t> {
             entry.set_sizes(sizes);
             self.entries.push(entry);
         }
-        self.pg_status.insert(group_number.to_string(), status);
+        if part.is_numbered() {
+            self.pg_status.insert(group_number.to_string(), status);
+        }
     }
 
     fn add_messages(

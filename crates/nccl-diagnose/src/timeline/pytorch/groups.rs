@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use nccl_core::recorder::{Call, CallState, RecordedOperation, Recording, is_of_some_ranks};
 
-use super::super::{RankRecording, Timeline, describe, standing};
+use super::super::{RankRecording, Timeline, describe, layout, standing};
 use super::sizes::{BlockSize, is_uneven, own_block};
 use crate::operation::OperationKind;
 
@@ -124,24 +124,23 @@ impl<'t> Part<'t> {
 
     /// The number of the first collective that is recorded, or would be.
     fn first_collective(&self) -> u64 {
-        let earlier = self.recording.earlier_messages.unwrap_or(0);
-        match self.recording.calls.first() {
-            Some(call) => call.sequence.saturating_sub(earlier),
-            None if self.is_cut => NEVER,
-            None => 1,
+        let earlier = layout::earlier_messages(self.recording);
+        match (self.recording.calls.first(), earlier) {
+            (Some(call), Some(earlier)) => call.sequence.saturating_sub(earlier),
+            (Some(_), None) => NEVER,
+            (None, _) if self.is_cut => NEVER,
+            (None, _) => 1,
         }
     }
 
-    /// The calls of all ranks, with their numbers among these.
+    /// The calls of all ranks, with their numbers among these; none where the numbers are not known.
     pub(super) fn collectives(&self) -> impl Iterator<Item = (u64, &'t Call)> + use<'t> {
-        let mut messages = self.recording.earlier_messages.unwrap_or(0);
-        self.recording.calls.iter().filter_map(move |call| {
-            if is_of_some_ranks(call.kind) {
-                messages = messages.saturating_add(1);
-                return None;
-            }
-            Some((call.sequence.saturating_sub(messages), call))
-        })
+        layout::indexed(self.recording).filter_map(|(index, call)| Some((index?, call)))
+    }
+
+    /// Whether the numbers of its collectives are known.
+    pub(super) fn is_numbered(&self) -> bool {
+        layout::earlier_messages(self.recording).is_some()
     }
 
     /// The messages between this rank and others, other than those that collectives are made of, and those of calls that

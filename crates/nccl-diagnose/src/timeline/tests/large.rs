@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::{call, message, reduce, snapshot};
 use crate::operation::OperationKind;
 use crate::timeline::Timeline;
+use crate::timeline::layout::Layout;
 use nccl_core::recorder::{CallState, Snapshot};
 
 /// Snapshots of `ranks` ranks with `calls` calls each; rank `behind` lacks the last.
@@ -106,4 +107,84 @@ fn a_thousand_ranks_make_one_file() {
 fn a_thousand_ranks_with_all_their_calls_make_one_file() {
     one_file_of(1024, 200, 700);
     one_file_of(1024, 512, 700);
+}
+
+// The inputs of the following tests are so large that they end only if the time does not grow with the square of the size.
+
+#[test]
+fn as_many_streams_as_calls_are_as_many_lanes() {
+    const STREAMS: u64 = 300_000;
+    let sample = call(1, 1, CallState::Done, &[reduce(1)]);
+    let calls = (1..=STREAMS).map(|number| {
+        let mut call = sample.clone();
+        (call.sequence, call.stream) = (number, number);
+        call
+    });
+    let one = snapshot(0, "", calls.collect());
+    let timeline = Timeline::merge(vec![one]).unwrap();
+    let lanes = Layout::of(&timeline).lanes;
+    assert_eq!(lanes.len() as u64, STREAMS);
+    assert!(lanes.iter().all(|lane| lane.bars.len() == 1));
+}
+
+#[test]
+fn many_processes_of_one_rank_are_told_apart() {
+    const PROCESSES: u32 = 100_000;
+    let mut sample = snapshot(0, "", Vec::new());
+    sample.communicators.clear();
+    sample.notes.clear();
+    // Each process twice.
+    let all = (0..PROCESSES).chain(0..PROCESSES).map(|pid| {
+        let mut one = sample.clone();
+        one.pid = pid;
+        one
+    });
+    let timeline = Timeline::merge(all.collect()).unwrap();
+    assert_eq!(timeline.ranks.len() as u32, PROCESSES);
+}
+
+#[test]
+fn many_communicators_of_one_name_are_named_with_their_keys() {
+    const COMMUNICATORS: usize = 200_000;
+    let mut one = snapshot(0, "", Vec::new());
+    let sample = one.communicators.remove(0);
+    let all = (0..COMMUNICATORS).map(|number| {
+        let mut recording = sample.clone();
+        recording.key = Some(format!("{number:08x}"));
+        recording
+    });
+    one.communicators = all.collect();
+    let standings = Timeline::merge(vec![one]).unwrap().standings();
+    assert_eq!(standings.len(), COMMUNICATORS);
+    for (number, standing) in standings.iter().enumerate() {
+        let key = format!(", key {number:08x}");
+        assert!(standing.named.ends_with(&key), "{}", standing.named);
+    }
+}
+
+#[test]
+fn many_ranks_that_are_all_at_different_calls_are_each_named() {
+    const RANKS: usize = 100_000;
+    let mut sample = snapshot(0, "", vec![call(1, 1, CallState::Done, &[reduce(1)])]);
+    sample.notes.clear();
+    sample.communicators[0].world_size = RANKS;
+    let all = (0..RANKS).map(|rank| {
+        let mut one = sample.clone();
+        one.place.as_mut().unwrap().rank = rank;
+        one.communicators[0].rank = rank;
+        one.communicators[0].calls[0].sequence = rank as u64 + 1;
+        one
+    });
+    let standings = Timeline::merge(all.collect()).unwrap().standings();
+    let [standing] = &standings[..] else {
+        panic!("one communicator");
+    };
+    assert_eq!(standing.behind.len(), RANKS - 1);
+    let sentence = &standing.sentence;
+    assert_eq!(
+        sentence.matches(" is behind, at all_reduce #").count(),
+        RANKS - 1
+    );
+    let leader = format!("rank {} is at all_reduce #{RANKS} (done)", RANKS - 1);
+    assert!(sentence.ends_with(&leader));
 }

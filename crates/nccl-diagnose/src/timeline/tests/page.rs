@@ -1,9 +1,19 @@
 //! The page of a timeline, as text and as its script draws it.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
-use super::{NAME, two_of_three};
+use super::{NAME, call, message, reduce, snapshot, two_of_three};
 use crate::timeline::Timeline;
+use nccl_core::OperationKind;
+use nccl_core::recorder::{Call, CallState};
+
+/// What the page's script draws.
+fn data(page: &str) -> Value {
+    let data = page.split_once("id=\"data\">").unwrap().1;
+    serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap()
+}
 
 #[test]
 fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
@@ -15,9 +25,7 @@ fn a_page_has_no_markup_but_its_own_and_the_names_in_it() {
     }
     assert_eq!(page.matches("</script>").count(), 2);
     assert_eq!(page.matches("<script").count(), 2);
-    let data = page.split_once("id=\"data\">").unwrap().1;
-    let data = data.split_once("</script>").unwrap().0;
-    let data: Value = serde_json::from_str(data).unwrap();
+    let data = data(&page);
     assert_eq!(data["lanes"][0]["name"], NAME);
     assert_eq!(data["lanes"][0]["bars"].as_array().unwrap().len(), 3);
     for word in [
@@ -144,5 +152,38 @@ fn the_page_shows_the_call_under_the_pointer_and_moves_by_keys() {
     assert!(after("d").len() < whole.len() || first(&after("d")) < first(&whole));
     for keys in ["w0", "wwad0", "x"] {
         assert_eq!(after(keys), whole, "{keys}");
+    }
+}
+
+#[test]
+fn the_same_collective_on_other_ranks_is_lit_whatever_messages_lie_before_it() {
+    let long = |mut call: Call| {
+        call.done = Some(call.since + Duration::from_millis(200));
+        call
+    };
+    let of_both = |sequence| call(sequence, 500, CallState::Done, &[reduce(6)]);
+    let send = [message(OperationKind::Send, 1, 1)];
+    let zero = vec![long(call(1, 100, CallState::Done, &send)), long(of_both(2))];
+    let one = vec![long(of_both(1))];
+    let ranks = vec![snapshot(0, "a", zero), snapshot(1, "a", one)];
+    let timeline = Timeline::merge(ranks).unwrap();
+    let data = data(&timeline.to_html());
+    let lanes = &data["lanes"];
+    let index = |lane: usize, bar: usize| lanes[lane]["bars"][bar][8].as_u64();
+    assert_eq!(
+        [index(0, 0), index(0, 1), index(1, 0)],
+        [None, Some(1), Some(1)]
+    );
+    let Some(seen) = driven(&timeline) else {
+        return;
+    };
+    let tips = seen["tips"].as_array().unwrap();
+    for (beginning, lit) in [
+        ("send #1 on ", 1),
+        ("all_reduce #2 on ", 2),
+        ("all_reduce #1 on ", 2),
+    ] {
+        let is_it = |tip: &&Value| tip["text"].as_str().unwrap().starts_with(beginning);
+        assert_eq!(tips.iter().find(is_it).unwrap()["lit"], lit, "{beginning}");
     }
 }

@@ -271,3 +271,26 @@ fn the_ranks_of_a_smaller_communicator_are_those_of_the_world() {
     }
     assert_eq!(files[&1]["pg_config"].as_object().unwrap().len(), 1);
 }
+
+#[test]
+fn a_rank_whose_collectives_cannot_be_numbered_is_compared_with_no_other() {
+    let calls = |first: u64| {
+        let calls = (first..first + 3).map(|number| {
+            let state = CallState::Done;
+            call(number, number, state, &[reduce(6)])
+        });
+        calls.collect::<Vec<_>>()
+    };
+    // How many of rank 1's first 100 calls were messages is not known.
+    let timeline = timeline(vec![calls(1), calls(101)]);
+    assert_eq!(
+        timeline.ranks[1].snapshot.communicators[0].earlier_messages,
+        None
+    );
+    let files = files(&timeline);
+    for file in files.values() {
+        assert_eq!(file["entries"], json!([]));
+    }
+    assert_eq!(files[&0]["pg_status"]["0"]["last_enqueued_collective"], 3);
+    assert_eq!(files[&1]["pg_status"], json!({}));
+}

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{call, reduce, snapshot, two_of_three};
+use super::{call, message, reduce, snapshot, two_of_three};
 use crate::timeline::Timeline;
+use nccl_core::OperationKind;
 use nccl_core::recorder::CallState;
 
 /// The events of a trace, after checking what every viewer needs.
@@ -92,4 +93,49 @@ fn calls_that_overlap_lie_in_rows_and_never_upon_each_other() {
     let timeline = Timeline::merge(vec![snapshot(0, "a", calls.collect())]).unwrap();
     let events = events(&timeline.to_chrome_trace());
     assert_eq!(events.iter().filter(|event| event["ph"] == "X").count(), 20);
+}
+
+#[test]
+fn an_arrow_joins_one_collective_whatever_was_called_before_it_and_no_one_sided_calls() {
+    use CallState::Done;
+    let one_sided = |kind, peer| {
+        let mut one = message(kind, peer, 1);
+        one.message = None;
+        [one]
+    };
+    let zero = vec![
+        call(1, 10, Done, &one_sided(OperationKind::Put, 1)),
+        call(2, 20, Done, &[reduce(6)]),
+    ];
+    let one = vec![
+        call(1, 11, Done, &one_sided(OperationKind::WaitSignal, 0)),
+        call(2, 12, Done, &one_sided(OperationKind::Signal, 0)),
+        call(3, 21, Done, &[reduce(6)]),
+    ];
+    let timeline = Timeline::merge(vec![snapshot(0, "a", zero), snapshot(1, "a", one)]);
+    let events = events(&timeline.unwrap().to_chrome_trace());
+    let flow = events.iter().filter(|event| event["cat"] == "flow");
+    let flow = flow.map(|event| (event["pid"].as_u64(), event["ts"].as_f64()));
+    assert_eq!(
+        flow.collect::<Vec<_>>(),
+        [(Some(0), Some(15_000.0)), (Some(1), Some(16_000.0))]
+    );
+}
+
+#[test]
+fn calls_whose_place_among_the_collectives_is_not_known_have_no_arrow() {
+    let calls = || vec![call(513, 10, CallState::Done, &[reduce(6)])];
+    let ranks = vec![snapshot(0, "a", calls()), snapshot(1, "a", calls())];
+    let mut timeline = Timeline::merge(ranks).unwrap();
+    let arrows = |timeline: &Timeline| timeline.to_chrome_trace().matches("\"flow\"").count();
+    assert_eq!(arrows(&timeline), 0);
+    for rank in &mut timeline.ranks {
+        rank.snapshot.communicators[0].earlier_messages = Some(rank.rank as u64);
+    }
+    // Known, but not the same collective.
+    assert_eq!(arrows(&timeline), 0);
+    for rank in &mut timeline.ranks {
+        rank.snapshot.communicators[0].earlier_messages = Some(7);
+    }
+    assert_eq!(arrows(&timeline), 2);
 }
