@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor, bail};
 use nccl::{ReduceOp, World};
 use nccl_candle::TensorCommunicator;
 
@@ -36,6 +36,9 @@ impl FeedForward {
         tp: TensorCommunicator,
         (rank, ranks): (usize, usize),
     ) -> Result<Self> {
+        if !INNER.is_multiple_of(ranks) {
+            bail!("{INNER} columns cannot be dealt out evenly to {ranks} ranks");
+        }
         let part = INNER / ranks;
         Ok(Self {
             up: up.narrow(1, rank * part, part)?.contiguous()?,

@@ -11,7 +11,7 @@
 /// | all-reduce, sum | the gradient as it is (Megatron's *g*) | all-reduced |
 /// | all-reduce, mean | divided by the ranks | all-reduced, and divided |
 /// | all-gather | this rank's part of it | reduce-scattered |
-/// | broadcast | as it is on the root, nothing elsewhere | the sum on the root, nothing elsewhere |
+/// | broadcast | as it is on the root, zeros elsewhere | the sum on the root, zeros elsewhere |
 ///
 /// No choice is needed where the ranks' results differ: reduce-scatter (sum, mean), whose gradient is all-gathered;
 /// all-to-all, whose gradient is sent back in the opposite direction;

@@ -289,7 +289,12 @@ impl Op for Broadcast {
             Some(Gradient::Replicated) => gradient.clone(),
             Some(Gradient::Summed) => self.comm.all_reduce(gradient, ReduceOp::Sum)?,
         };
-        Ok((self.comm.rank() == self.root).then_some(gradient))
+        // Zeros, and not nothing: candle expects the gradient of every argument that is not a variable itself, and the
+        // operations before it must be differentiated on all ranks.
+        Ok(Some(match self.comm.rank() == self.root {
+            true => gradient,
+            false => gradient.zeros_like()?,
+        }))
     }
 }
 

@@ -60,7 +60,19 @@ const SHARED: &[(&str, Operation, Reference)] = &[
         |comm, x| comm.broadcast(x, 1),
         |all| Ok(vec![all[1].clone(); RANKS]),
     ),
+    (
+        "broadcast of a result",
+        |comm, x| comm.broadcast(&(x * 2.0)?, 1),
+        |all| Ok(vec![(&all[1] * 2.0)?; RANKS]),
+    ),
 ];
+
+/// The broadcast uses the sum on its root alone, which `Gradient::Replicated` excludes.
+const SUMMED: &[(&str, Operation, Reference)] = &[(
+    "broadcast of a sum of all ranks",
+    |comm, x| comm.broadcast(&comm.all_reduce(x, ReduceOp::Sum)?.t()?, 1),
+    |all| Ok(vec![total(all)?.t()?; RANKS]),
+)];
 
 /// Operations whose results differ between the ranks.
 const DIVIDED: &[(&str, Operation, Reference)] = &[
@@ -144,7 +156,8 @@ fn compare(
 fn gradients_of_what_every_rank_has_are_those_of_one_loss_or_of_the_sum_of_all() {
     ranks_as_threads(RANKS, |world| {
         compare(&world, Some(Gradient::Replicated), SHARED)?;
-        compare(&world, Some(Gradient::Summed), SHARED)
+        compare(&world, Some(Gradient::Summed), SHARED)?;
+        compare(&world, Some(Gradient::Summed), SUMMED)
     });
 }
 
