@@ -34,7 +34,10 @@ const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
 /// A measured case: in the same order on all ranks.
 struct Case<'c> {
     name: String,
+    /// The parameter that is part of the name.
     bytes: usize,
+    /// What a rank sends in all, for the throughput.
+    total: usize,
     enqueue: Box<dyn FnMut() -> nccl::Result<Request> + 'c>,
 }
 
@@ -108,7 +111,7 @@ fn lead(
     let mut failed = None;
     for (number, case) in cases.iter_mut().enumerate() {
         let mut group = criterion.benchmark_group(&case.name);
-        group.throughput(Throughput::Bytes((case.bytes * RANKS) as u64));
+        group.throughput(Throughput::Bytes(case.total as u64));
         group.bench_function(BenchmarkId::from_parameter(case.bytes), |bencher| {
             bencher.iter_custom(|count| {
                 let begun = Instant::now();
@@ -214,6 +217,7 @@ fn exchange<'c>(
     Ok(Case {
         name,
         bytes,
+        total: RANKS * bytes,
         enqueue: Box::new(move || plan.enqueue(&x, &mut y)),
     })
 }
@@ -227,6 +231,7 @@ fn in_place(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
     Ok(Case {
         name: "in place".to_owned(),
         bytes,
+        total: RANKS * bytes,
         enqueue: Box::new(move || plan.enqueue_in_place(&mut y)),
     })
 }
@@ -240,6 +245,7 @@ fn captured(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
     Ok(Case {
         name: "grouped, as a graph".to_owned(),
         bytes,
+        total: RANKS * bytes,
         enqueue: Box::new(move || plan.launch()),
     })
 }
@@ -281,12 +287,14 @@ fn experts(comm: &Communicator, way: DispatchWay, captured: bool) -> Outcome<Cas
         return Ok(Case {
             name: format!("route, dispatch ({by}) and combine, as two graphs"),
             bytes,
+            total: bytes,
             enqueue: Box::new(move || plan.launch()),
         });
     }
     Ok(Case {
         name: format!("route, dispatch ({by}) and combine"),
         bytes,
+        total: bytes,
         enqueue: Box::new(move || {
             parallel.route(&chosen, &mut routing)?;
             parallel.dispatch(&routing, &x, &mut y)?;

@@ -4,6 +4,7 @@
 //! with one connection to rank 0 over a Unix socket. Messages of 256 bytes: from rank 0 to all others one after
 //! another, until all have received all; and from rank 0 to the last rank and back.
 
+use std::error::Error;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,17 @@ use nccl_tools::statistics::median_time;
 const BYTES: usize = 256;
 const LONG: Duration = Duration::from_secs(60);
 
-fn main() -> nccl::Result<()> {
+fn main() -> Result<(), Box<dyn Error>> {
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
     if let Some(messages) = number("NCCL_BENCH_MESSAGES") {
-        return run(World::join(Rendezvous::from_env()?)?, messages);
+        return Ok(run(World::join(Rendezvous::from_env()?)?, messages)?);
     }
     let messages = std::env::args().skip(1).find_map(|word| word.parse().ok());
     let messages = messages.unwrap_or(20_000);
+    // A tenth of them go there and back.
+    if messages < 10 {
+        return Err("MESSAGES: at least 10 are needed".into());
+    }
     for ranks in [2, 4, 8] {
         let fleet = Fleet::builder(ranks).with(|fleet| {
             fleet.output = Output::Plain;

@@ -61,10 +61,15 @@ fn main() -> ExitCode {
 
 fn run(words: &[&str]) -> Outcome<bool> {
     match words {
-        ["killed", ranks, runs] => killed(ranks.parse()?, runs.parse()?, false),
-        ["told", ranks, runs] => killed(ranks.parse()?, runs.parse()?, true),
-        ["cut", runs] => cut(runs.parse()?),
-        ["soak", ranks, seconds, load] => soak(ranks.parse()?, seconds.parse()?, load.parse()?),
+        [how @ ("killed" | "told"), ranks, runs] => {
+            let (ranks, runs) = (number("RANKS", ranks, 2)?, number("RUNS", runs, 1)?);
+            killed(ranks, runs, *how == "told")
+        }
+        ["cut", runs] => cut(number("RUNS", runs, 1)?),
+        ["soak", ranks, seconds, load] => {
+            let (ranks, seconds) = (number("RANKS", ranks, 1)?, number("SECONDS", seconds, 1)?);
+            soak(ranks, seconds as u64, number("LOAD", load, 0)?)
+        }
         ["plot", file] => plot(file),
         [] => {
             let mut kept = killed(2, 10, false)?;
@@ -75,6 +80,13 @@ fn run(words: &[&str]) -> Outcome<bool> {
             Ok(kept)
         }
         other => Err(format!("{other:?} is nothing to measure").into()),
+    }
+}
+
+fn number(name: &str, text: &str, least: usize) -> Outcome<usize> {
+    match text.parse() {
+        Ok(number) if number >= least => Ok(number),
+        _ => Err(format!("{name}: {text:?} is no number of at least {least}").into()),
     }
 }
 

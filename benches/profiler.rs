@@ -77,7 +77,8 @@ fn main() -> ExitCode {
 
 fn be_a_rank(rank: &str) -> Outcome {
     let room = SIZES.iter().copied().max().unwrap_or_default();
-    rank::run(rank.parse()?, RANKS, room, &std::env::var(SOCKET)?)
+    // The crate offers NCCL the profiler.
+    rank::run(rank.parse()?, RANKS, room, &std::env::var(SOCKET)?, true)
 }
 
 /// One operation at one size: the seconds of each setting, round by round.
@@ -99,6 +100,11 @@ impl Line {
 fn drive() -> Outcome {
     let given = std::env::args().skip(1).filter(|one| one != "--bench");
     let given: Vec<String> = given.collect();
+    let output = root().join(given.first().map_or("docs/results", String::as_str));
+    let rounds: usize = given.get(1).map_or(Ok(15), |rounds| rounds.parse())?;
+    if rounds == 0 {
+        return Err("ROUNDS: at least 1 is needed".into());
+    }
     let mut command =
         String::from("cargo xtask real-nccl run -- cargo bench -p nccl-benches --bench profiler");
     if !given.is_empty() {
@@ -108,8 +114,6 @@ fn drive() -> Outcome {
         println!("NOT TESTED: what observing costs NVIDIA's library: {command}");
         return Ok(());
     };
-    let output = given.first().map_or("docs/results", String::as_str);
-    let rounds: usize = given.get(1).map_or(Ok(15), |rounds| rounds.parse())?;
     let directory = tempfile::Builder::new().prefix("profiler-").tempdir()?;
     let before = machine::load();
     let mut page = String::from(
@@ -134,7 +138,8 @@ fn drive() -> Outcome {
         let lines = measure(transport, variables, directory.path(), rounds)?;
         write_table(&mut page, transport, &lines);
     }
-    let file = root().join(output).join("profiler.md");
+    std::fs::create_dir_all(&output)?;
+    let file = output.join("profiler.md");
     std::fs::write(&file, page)?;
     eprintln!("wrote {}", file.display());
     Ok(())

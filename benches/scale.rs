@@ -168,10 +168,13 @@ fn be_a_rank(rank: usize, world: &World, rounds: usize, turns: &Turns) -> Outcom
             made.all_to_all(&x, &mut y)?.wait()?;
             turns.barrier.wait();
             if rank == 0 {
-                let (size, used) = segments()?;
+                // First, as the text of the other file needs memory itself.
                 let each = (resident()? - before) / world.size() as f64;
+                let (size, used) = segments()?;
                 println!("memory {each:e} {size:e} {used:e}");
             }
+            // The other ranks free nothing before that.
+            turns.barrier.wait();
         }
         if round < rounds {
             made.ok_or("no communicator")?.finalize()?;
@@ -295,6 +298,9 @@ fn drive() -> Outcome {
             "--rounds" => rounds = value.parse()?,
             _ => return Err(format!("{option}: there are --output, --ranks and --rounds").into()),
         }
+    }
+    if most < 2 || rounds == 0 {
+        return Err("--ranks: at least 2 are needed; --rounds: at least 1".into());
     }
     let before = machine::load();
     let mut rows = Vec::new();

@@ -151,6 +151,9 @@ fn entries(directory: &str) -> std::io::Result<usize> {
 // The launcher: starts the ranks, and kills them.
 
 fn launch(rounds: usize) -> Outcome<()> {
+    if rounds == 0 {
+        return Err("at least one round is needed".into());
+    }
     let (said, lines) = mpsc::channel();
     let output = Output::Lines(Arc::new(move |line| {
         let text = String::from_utf8_lossy(line.bytes).into_owned();

@@ -131,7 +131,10 @@ fn launch(victim: usize) -> Outcome {
     let others: Vec<usize> = (0..RANKS).filter(|&rank| rank != victim).collect();
     until_all_say("said all", &others)?;
     let took = begun.elapsed();
-    let report = fleet.wait();
+    let Some(report) = fleet.wait_timeout(PATIENCE) else {
+        fleet.kill();
+        return Err(format!("not all ranks have ended within {PATIENCE:?}").into());
+    };
 
     said.remove(&victim);
     let mut causes: BTreeMap<String, Vec<usize>> = BTreeMap::new();

@@ -5,23 +5,57 @@
 //! ```
 
 use std::error::Error;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
+use nccl::launch::{Fleet, Output, Signal};
 use nccl::{Communicator, ReduceOp, Rendezvous, World};
 
+const RANKS: usize = 3;
+
 fn main() -> ExitCode {
-    let code = nccl::launch::local_ranks(3, rank);
-    match Rendezvous::from_env() {
-        Ok(_) => code,
-        // This is the process that started the ranks, one of which died on purpose.
-        Err(_) => ExitCode::SUCCESS,
+    // A rank, started below or by a launcher: `nccl-run -n 3 --keep-others -- survive_a_death`.
+    if std::env::args().any(|word| word == "rank") || Rendezvous::from_env().is_ok() {
+        return nccl::launch::local_ranks(RANKS, rank);
     }
+    start().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Starts the ranks, and checks that rank 1 alone has died.
+fn start() -> Result<ExitCode, Box<dyn Error>> {
+    let program = std::env::current_exe()?;
+    let fleet = Fleet::builder(RANKS).with(|fleet| {
+        fleet.output = Output::Prefixed;
+        fleet.keep_others = true;
+    });
+    let fleet = fleet.start(move |_| {
+        let mut command = Command::new(&program);
+        command.arg("rank");
+        command
+    })?;
+    let Some(report) = fleet.wait_timeout(Duration::from_secs(60)) else {
+        fleet.kill();
+        return Err("the ranks have not ended within a minute".into());
+    };
+    let as_planned = report.ranks.iter().all(|end| match end.rank {
+        1 => end.exit.signal() == Some(Signal::Abrt),
+        _ => end.exit.is_success(),
+    });
+    if !as_planned {
+        return Err(report.to_string().into());
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn rank(world: &World) -> Result<(), Box<dyn Error>> {
+    if world.size() < 2 {
+        return Err("this needs at least two ranks: rank 1 dies".into());
+    }
     nccl_emulator::install_unless_gpu()?;
     let stream = nccl::device(world.local_rank())?.new_stream()?;
     let comm = world.communicator("work").stream(&stream).build()?;

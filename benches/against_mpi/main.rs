@@ -71,7 +71,7 @@ fn be_a_rank(role: &str) -> Outcome {
     let [rank, ranks, room] = numbers?[..] else {
         return Err(format!("{RANK}={role}: three numbers are needed").into());
     };
-    rank::run(rank, ranks, room, &std::env::var(SOCKET)?)
+    rank::run(rank, ranks, room, &std::env::var(SOCKET)?, true)
 }
 
 fn drive() -> Outcome {

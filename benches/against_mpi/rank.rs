@@ -31,11 +31,13 @@ struct Rank {
     from: Memory,
     to: Memory,
     scalar: Memory,
-    by_crate: ByCrate,
+    by_crate: Option<ByCrate>,
 }
 
-/// Runs rank `rank` of `ranks` until the driver closes the connection.
-pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outcome {
+/// Runs rank `rank` of `ranks` until the driver closes the connection. With `by_crate` it also has a communicator of the
+/// safe crate, made before the other: NCCL asks for a profiler once, and the crate has to offer its own before that.
+/// The init that is reported is then the second of the process.
+pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str, by_crate: bool) -> Outcome {
     // First, so that threads of the emulator run on the same core.
     machine::bind(rank)?;
     perf::install(ranks).map_err(|failure| failure.to_string())?;
@@ -60,7 +62,9 @@ pub(crate) fn run(rank: usize, ranks: usize, room: usize, socket: &str) -> Outco
         let digits = hex.get(2 * at..2 * at + 2).ok_or("too short an id")?;
         *byte = u8::from_str_radix(digits, 16)? as c_char;
     }
-    let by_crate = ByCrate::new(rank, ranks, &format!("{socket}-crate"))?;
+    let by_crate = by_crate
+        .then(|| ByCrate::new(rank, ranks, &format!("{socket}-crate")))
+        .transpose()?;
     let (rank, init) = Rank::new(rank, ranks, room, id, by_crate)?;
     writeln!(driver, "ready {}", init.as_nanos())?;
     for line in lines {
@@ -88,7 +92,7 @@ impl Rank {
         ranks: usize,
         room: usize,
         id: ncclUniqueId,
-        by_crate: ByCrate,
+        by_crate: Option<ByCrate>,
     ) -> Outcome<(Self, Duration)> {
         let context = CudaContext::new(rank)?;
         let cuda = context.new_stream()?;
@@ -113,6 +117,11 @@ impl Rank {
             by_crate,
         };
         Ok((this, init))
+    }
+
+    fn by_crate(&self) -> Outcome<&ByCrate> {
+        let by_crate = self.by_crate.as_ref();
+        Ok(by_crate.ok_or("this rank has no communicator of the crate")?)
     }
 
     fn obey(&self, order: &str) -> Outcome<String> {
@@ -149,7 +158,7 @@ impl Rank {
         for turn in 0..count {
             if operation == Operation::AllToAllByCrate {
                 let done = self.start_by_crate(bytes, turn)?;
-                self.by_crate.settle(turn, count, &done)?;
+                self.by_crate()?.settle(turn, count, &done)?;
                 continue;
             }
             self.start(operation, bytes, turn)?;
@@ -173,7 +182,7 @@ impl Rank {
             self.cuda.synchronize()?;
             self.start(Operation::AllToAll, bytes, 0)?;
             self.cuda.synchronize()?;
-            self.by_crate.meet()?;
+            self.by_crate()?.meet()?;
             self.barrier()?;
             let begun = now();
             self.run(operation, bytes, BATCH)?;
@@ -244,10 +253,11 @@ impl Rank {
 
     /// As [`start`](Self::start), an all-to-all through the safe crate.
     fn start_by_crate(&self, bytes: usize, turn: usize) -> Outcome<Request> {
+        let by_crate = self.by_crate()?;
         let (from, to) = self.places(bytes, turn);
         let (from, to) = (from.pointer().addr() as u64, to.pointer().addr() as u64);
         // SAFETY: the memory is as long, and the two streams are not used at the same time.
-        unsafe { self.by_crate.start(from, to, bytes / size_of::<f32>()) }
+        unsafe { by_crate.start(from, to, bytes / size_of::<f32>()) }
     }
 
     fn is_right(&self, operation: Operation, bytes: usize) -> Outcome<bool> {

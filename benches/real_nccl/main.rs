@@ -49,6 +49,7 @@ const SMALL: usize = 4 << 10;
 const INIT_RANKS: [usize; 2] = [2, 8];
 /// Ranks of operations.
 const RANKS: usize = 4;
+const OPERATIONS: [Operation; 2] = [Operation::AllToAll, Operation::AllReduce];
 /// The duration of a turn in seconds.
 const TURN: f64 = 0.02;
 
@@ -182,7 +183,8 @@ fn be_a_rank(role: &str) -> Outcome {
     let [rank, ranks, room] = numbers?[..] else {
         return Err(format!("{RANK}={role}: three numbers are needed").into());
     };
-    rank::run(rank, ranks, room, &std::env::var(SOCKET)?)
+    // The timed init is the only one of the process.
+    rank::run(rank, ranks, room, &std::env::var(SOCKET)?, false)
 }
 
 fn drive() -> Outcome {
@@ -229,8 +231,14 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// The transports of NVIDIA's ranks, from their logs.
+    /// The transports of NVIDIA's ranks, from the logs of a team that is not measured.
     fn transports(&self) -> Outcome<Vec<String>> {
+        let (mut team, _) = self.team(Kind::Real, RANKS, SMALL, true)?;
+        // NCCL connects ranks in the first operation that needs it.
+        for operation in OPERATIONS {
+            team.check(operation, SMALL)?;
+        }
+        drop(team);
         let mut found = std::collections::BTreeSet::new();
         for rank in 0..RANKS {
             let log = std::fs::read_to_string(self.log(rank))?;
@@ -241,7 +249,7 @@ impl Start<'_> {
     }
 
     /// The processes of a team, and the longest `ncclCommInitRank` of them, in seconds.
-    fn team(&self, kind: Kind, ranks: usize, room: usize) -> Outcome<(Team, f64)> {
+    fn team(&self, kind: Kind, ranks: usize, room: usize, logs: bool) -> Outcome<(Team, f64)> {
         let program = std::env::current_exe()?;
         let name = match kind {
             Kind::Real => "NVIDIA's NCCL",
@@ -257,12 +265,14 @@ impl Start<'_> {
                     .env(RANK, format!("{rank} {ranks} {room}"))
                     .env(SOCKET, socket);
                 match kind {
-                    Kind::Real => command
-                        .env(LIBRARY, &self.library)
-                        .env("NCCL_DEBUG", "INFO")
-                        .env("NCCL_DEBUG_FILE", self.log(rank)),
+                    Kind::Real => command.env(LIBRARY, &self.library),
                     Kind::Own => command.env_remove(LIBRARY),
                 };
+                if logs {
+                    command
+                        .env("NCCL_DEBUG", "INFO")
+                        .env("NCCL_DEBUG_FILE", self.log(rank));
+                }
                 command
             };
             (0..ranks).map(rank).collect()
@@ -285,12 +295,12 @@ impl Start<'_> {
         let (mut all, mut call) = (Times::default(), Times::default());
         // The first teams read files from disk that the others find in memory.
         for kind in [Kind::Real, Kind::Own] {
-            self.team(kind, ranks, SMALL)?;
+            self.team(kind, ranks, SMALL, false)?;
         }
         for round in 0..rounds {
             for kind in order(round) {
                 let begun = Instant::now();
-                let (team, longest) = self.team(kind, ranks, SMALL)?;
+                let (team, longest) = self.team(kind, ranks, SMALL, false)?;
                 all.of(kind).push(begun.elapsed().as_secs_f64());
                 call.of(kind).push(longest);
                 drop(team);
@@ -302,11 +312,11 @@ impl Start<'_> {
 
     fn operations(&self, options: &Options) -> Outcome<Vec<Line>> {
         let mut teams = Teams {
-            real: self.team(Kind::Real, RANKS, options.max)?.0,
-            own: self.team(Kind::Own, RANKS, options.max)?.0,
+            real: self.team(Kind::Real, RANKS, options.max, false)?.0,
+            own: self.team(Kind::Own, RANKS, options.max, false)?.0,
         };
         let mut lines = Vec::new();
-        for operation in [Operation::AllToAll, Operation::AllReduce] {
+        for operation in OPERATIONS {
             for bytes in options.sizes() {
                 let times = teams.compare(operation, bytes, options.rounds)?;
                 eprintln!("{} of {bytes} B: done", operation.name());

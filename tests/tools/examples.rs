@@ -73,6 +73,18 @@ fn survive_a_death() {
     }
 }
 
+/// On a machine with fewer devices than the example has ranks.
+#[test]
+fn survive_a_death_fails_if_another_rank_dies_than_the_one_that_it_aborts() {
+    let output = Command::new(env!("CARGO_BIN_EXE_survive-a-death-under-test"))
+        .envs([("NCCL_EMULATOR", "1"), ("NCCL_EMULATOR_DEVICES", "2")])
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("rank 2"), "{output:?}");
+}
+
 #[test]
 fn a_launcher_whose_variables_are_incomplete_is_an_error_and_starts_no_other_ranks() {
     for (name, value, says) in [

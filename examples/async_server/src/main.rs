@@ -7,29 +7,27 @@
 //! The program prints its address. `echo 5 | nc 127.0.0.1 PORT` returns the sum over all ranks of 5 × (rank + 1); `quit` ends
 //! the server.
 
-use std::collections::VecDeque;
 use std::error::Error;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc as std_mpsc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, ReduceOp, World};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// What rank 0 sends in place of a number when the server ends.
 const QUIT: i64 = i64::MIN;
 
-/// The work for all ranks, and the channel for its result.
-#[derive(Default)]
-struct Queue {
-    waiting: Mutex<VecDeque<(i64, oneshot::Sender<i64>)>>,
-    arrived: Notify,
-}
+/// A number from a client, and where its answer goes.
+type Request = (i64, oneshot::Sender<i64>);
+/// A number for all ranks; on rank 0, with where its answer goes.
+type Work = nccl::Result<(i64, Option<oneshot::Sender<i64>>)>;
 
 fn main() -> ExitCode {
     nccl::launch::local_ranks(2, rank)
@@ -44,19 +42,63 @@ fn rank(world: &World) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
-    let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async {
-        let queue = Arc::new(Queue::default());
-        if world.rank() == 0 {
-            let listener = TcpListener::bind("127.0.0.1:0").await?;
-            println!("listening at {}", listener.local_addr()?);
-            tokio::task::spawn_local(accept(listener, Arc::clone(&queue)));
-        }
-        work(&comm, &stream, &queue).await
+    let (requests, received) = std_mpsc::channel();
+    let (numbers, work) = mpsc::unbounded_channel();
+    std::thread::scope(|scope| {
+        // The calls of a channel block, so they have a thread of their own.
+        scope.spawn(move || match world.rank() {
+            0 => distribute(world, &received, &numbers),
+            _ => receive(world, &numbers),
+        });
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime, async {
+            if world.rank() == 0 {
+                let listener = TcpListener::bind("127.0.0.1:0").await?;
+                println!("listening at {}", listener.local_addr()?);
+                tokio::task::spawn_local(accept(listener, requests));
+            }
+            serve(&comm, &stream, work).await
+        })
     })
 }
 
-async fn accept(listener: TcpListener, queue: Arc<Queue>) {
+/// Sends the numbers of rank 0 to all ranks, itself included, in one order.
+fn distribute(
+    world: &World,
+    requests: &std_mpsc::Receiver<Request>,
+    numbers: &mpsc::UnboundedSender<Work>,
+) {
+    let channel = world.channel("work");
+    for (number, reply) in requests {
+        let sent = channel.send(&number.to_le_bytes());
+        if numbers.send(sent.map(|()| (number, Some(reply)))).is_err() {
+            break;
+        }
+    }
+}
+
+/// Receives them on the other ranks. A rank that waits here waits for as long as there is no request, and has no operation on
+/// its GPU meanwhile: a collective that waits for rank 0 would be a kernel that occupies the device.
+fn receive(world: &World, numbers: &mpsc::UnboundedSender<Work>) {
+    let channel = world.channel("work");
+    while !numbers.is_closed() {
+        let work = match channel.recv(Duration::from_secs(1)) {
+            Ok(None) => continue,
+            Ok(Some(message)) => Ok((number(&message.bytes), None)),
+            Err(error) => Err(error),
+        };
+        let is_last = !matches!(work, Ok((number, _)) if number != QUIT);
+        if numbers.send(work).is_err() || is_last {
+            break;
+        }
+    }
+}
+
+fn number(bytes: &[u8]) -> i64 {
+    i64::from_le_bytes(bytes.try_into().expect("rank 0 sends eight bytes"))
+}
+
+async fn accept(listener: TcpListener, requests: std_mpsc::Sender<Request>) {
     loop {
         let connection = match listener.accept().await {
             Ok((connection, _)) => connection,
@@ -67,9 +109,9 @@ async fn accept(listener: TcpListener, queue: Arc<Queue>) {
                 continue;
             }
         };
-        let queue = Arc::clone(&queue);
+        let requests = requests.clone();
         tokio::task::spawn_local(async move {
-            if let Err(error) = talk(connection, &queue).await {
+            if let Err(error) = talk(connection, &requests).await {
                 eprintln!("a connection ended: {error}");
             }
         });
@@ -77,7 +119,7 @@ async fn accept(listener: TcpListener, queue: Arc<Queue>) {
 }
 
 /// Serves one connection. Many of them wait here at the same time, on the thread that also awaits NCCL.
-async fn talk(mut connection: TcpStream, queue: &Queue) -> Outcome {
+async fn talk(mut connection: TcpStream, requests: &std_mpsc::Sender<Request>) -> Outcome {
     let (input, mut output) = connection.split();
     let mut lines = BufReader::new(input).lines();
     while let Some(line) = lines.next_line().await? {
@@ -89,12 +131,9 @@ async fn talk(mut connection: TcpStream, queue: &Queue) -> Outcome {
             },
         };
         let (reply, answer) = oneshot::channel();
-        queue
-            .waiting
-            .lock()
-            .expect("no panic holds it")
-            .push_back((number, reply));
-        queue.arrived.notify_one();
+        if requests.send((number, reply)).is_err() {
+            break;
+        }
         let Ok(answer) = answer.await else {
             break;
         };
@@ -103,39 +142,25 @@ async fn talk(mut connection: TcpStream, queue: &Queue) -> Outcome {
     Ok(())
 }
 
-/// The loop of every rank. The first broadcast of a round has no timeout: it waits for a request, however long that takes. The
-/// following operations have the communicator's timeout, so that a hanging rank is named.
-async fn work(comm: &Communicator, stream: &Arc<CudaStream>, queue: &Queue) -> Outcome {
-    let patient = comm.within(Duration::MAX);
+/// The loop of every rank. Its operations have the communicator's timeout, so that a hanging rank is named.
+async fn serve(
+    comm: &Communicator,
+    stream: &Arc<CudaStream>,
+    mut work: mpsc::UnboundedReceiver<Work>,
+) -> Outcome {
     let mut cell = stream.alloc_zeros::<i64>(1)?;
-    loop {
-        let mut reply = None;
-        if comm.rank() == 0 {
-            let (number, to) = next(queue).await;
-            stream.memcpy_htod(&[number], &mut cell)?;
-            reply = Some(to);
-        }
-        patient.broadcast_in_place(&mut cell, 0)?.await?;
-        let number = stream.clone_dtoh(&cell)?[0];
+    while let Some(work) = work.recv().await {
+        let (number, reply) = work?;
         if number == QUIT {
-            return Ok(());
+            break;
         }
         let mine = number.wrapping_mul(comm.rank() as i64 + 1);
         stream.memcpy_htod(&[mine], &mut cell)?;
         comm.all_reduce_in_place(&mut cell, ReduceOp::Sum)?.await?;
-        if let Some(to) = reply {
+        if let Some(reply) = reply {
             // The client may have disconnected.
-            let _ = to.send(stream.clone_dtoh(&cell)?[0]);
+            let _ = reply.send(stream.clone_dtoh(&cell)?[0]);
         }
     }
-}
-
-async fn next(queue: &Queue) -> (i64, oneshot::Sender<i64>) {
-    loop {
-        let first = queue.waiting.lock().expect("no panic holds it").pop_front();
-        match first {
-            Some(first) => return first,
-            None => queue.arrived.notified().await,
-        }
-    }
+    Ok(())
 }

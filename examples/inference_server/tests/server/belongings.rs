@@ -15,7 +15,7 @@ pub(crate) struct Belongings {
 
 impl Belongings {
     /// Returns the present resources of a process.
-    fn of(pid: u32) -> Self {
+    pub(crate) fn of(pid: u32) -> Self {
         let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap();
         let count = |what: &str| {
             let entries = std::fs::read_dir(format!("/proc/{pid}/{what}"));

@@ -5,12 +5,13 @@
 //! `NCCL_TEST_SEED` repeats it:
 //! `NCCL_TEST_SEED=7 NCCL_TEST_CHANGES=250 cargo test -p inference-server --test server elastic_soak -- --nocapture`.
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::belongings::{nothing_is_left, settled};
+use crate::belongings::{Belongings, nothing_is_left, settled};
 use crate::client::post;
 use crate::clients::under_load;
 use crate::program::{Server, lives, signal};
@@ -23,7 +24,7 @@ struct Extent {
     ranks: usize,
     /// The default number of changes.
     changes: usize,
-    /// The number of changes after which all code has run once.
+    /// The least number of changes after which all code has run once.
     warm: usize,
     deadline: &'static str,
 }
@@ -90,6 +91,9 @@ fn soak(first: usize) {
         deadline,
     } = extent();
     let all = number("NCCL_TEST_CHANGES").map_or(usual, |all| all as usize);
+    // A long run also begins to measure after all that a process keeps within a bound is there, such as the recordings of the
+    // last communicators that ended.
+    let warm = warm.max(all / 5);
     assert!(all > warm, "NCCL_TEST_CHANGES: more than {warm}");
     let seed = number("NCCL_TEST_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     println!("NCCL_TEST_SEED={seed}");
@@ -105,8 +109,13 @@ fn soak(first: usize) {
         deadline,
     ]);
     under_load(&server, |_| {
+        let mut measured = vec![("the front", server.pid())];
+        if first > 0 {
+            measured.push(("rank 0", server.ranks()[0]));
+        }
         let mut changes = Changes {
             server: &server,
+            measured: measured.clone(),
             victims: first..ranks,
             ranks,
             random: fastrand::Rng::with_seed(seed),
@@ -116,10 +125,6 @@ fn soak(first: usize) {
         changes.make(warm);
         changes.scale(ranks);
         changes.is_whole();
-        let mut measured = vec![("the front", server.pid())];
-        if first > 0 {
-            measured.push(("rank 0", server.ranks()[0]));
-        }
         let before: Vec<_> = measured.iter().map(|(_, pid)| settled(*pid)).collect();
         changes.make(all - warm);
         // The resources of a process depend on the number of ranks.
@@ -133,13 +138,21 @@ fn soak(first: usize) {
 }
 
 /// Shows the progress of a long run, past the test harness, which captures what `println` writes.
-fn report(done: usize, count: usize) {
-    let line = format!("elastic_soak: {done} of {count} changes\n");
+fn report(done: usize, count: usize, measured: &[(&str, u32)]) {
+    let mut line = format!("elastic_soak: {done} of {count} changes");
+    for (what, pid) in measured {
+        if lives(*pid) {
+            let _ = write!(line, "; {what}: {:?}", Belongings::of(*pid));
+        }
+    }
+    line.push('\n');
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 struct Changes<'a> {
     server: &'a Server,
+    /// The processes whose resources are measured.
+    measured: Vec<(&'static str, u32)>,
     /// The most ranks.
     ranks: usize,
     /// The ranks that may be killed and stopped.
@@ -158,7 +171,7 @@ impl Changes<'_> {
             std::thread::sleep(Duration::from_millis(self.random.u64(0..60)));
             self.change();
             if (number + 1) % 10 == 0 {
-                report(number + 1, count);
+                report(number + 1, count, &self.measured);
             }
             if number + 1 < count && self.random.u8(0..3) == 0 {
                 self.left = None;
