@@ -4,7 +4,7 @@
 #     run.sh [quick|full] [--emulated] [--out DIRECTORY]
 #
 # Writes report.json, report.md and a log per step into DIRECTORY (./report). The exit code is 0 if
-# everything that could be tried worked as expected. `run.sh --help` lists more.
+# something was tried, and all of it worked as expected. `run.sh --help` lists more.
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
 check=$here/gpu-check
 if [ ! -x "$check" ]; then

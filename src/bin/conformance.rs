@@ -5,11 +5,12 @@
 //! conformance list
 //! conformance run [--arrangement threads|processes] [--library-only] [--name NAME]
 //!                 [--like FACTS.json] --out FACTS.json
-//! conformance compare NCCL.json EMULATOR.json
+//! conformance compare [--emulated] NCCL.json EMULATOR.json
 //! ```
 //!
 //! `NCCL_EMULATOR=1` selects the emulator, `NCCL_EMULATOR=0` the library that `NCCL_LIBRARY` names. With `--like` the
-//! emulator acts as the release of those facts.
+//! emulator acts as the release of those facts. `compare` refuses facts of the emulator in the place of NCCL's, except with
+//! `--emulated`.
 
 use std::process::ExitCode;
 
@@ -30,6 +31,9 @@ fn main() -> ExitCode {
         }
     }
 }
+
+const USAGE: &str =
+    "usage: conformance list | run --out FACTS.json | compare [--emulated] NCCL.json EMULATOR.json";
 
 /// The value after an option.
 fn value<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
@@ -76,8 +80,20 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
             println!("{unfinished} did not come to their end");
             Ok(ExitCode::from(u8::from(unfinished > 0)))
         }
-        [command, library, emulator] if command == "compare" => {
-            let rows = compare::rows(&read(library)?, &read(emulator)?);
+        [command, sides @ ..] if command == "compare" => {
+            let (emulated, files) = match sides {
+                [option, files @ ..] if option == "--emulated" => (true, files),
+                files => (false, files),
+            };
+            let [library, emulator] = files else {
+                return Err(Failure::usage(USAGE));
+            };
+            let (library, emulator) = (read(library)?, read(emulator)?);
+            compare::check(&library, &emulator, emulated)?;
+            let rows = compare::rows(&library, &emulator);
+            if rows.is_empty() {
+                return Err(Failure::usage("the two files have no program in common"));
+            }
             let text = compare::markdown(&rows);
             print!("{text}");
             if let Some(path) = std::env::var_os(RESULT) {
@@ -86,9 +102,7 @@ fn run(arguments: &[String]) -> Result<ExitCode, Failure> {
             }
             Ok(ExitCode::from(u8::from(compare::unexplained(&rows) > 0)))
         }
-        _ => Err(Failure::usage(
-            "usage: conformance list | run --out FACTS.json | compare NCCL.json EMULATOR.json",
-        )),
+        _ => Err(Failure::usage(USAGE)),
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::intended::{INTENDED, Intended, Verdict};
 use super::runner;
+use crate::failure::Failure;
 
 /// One observation of one program, on both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,27 @@ pub struct Row {
 
 /// The value of a fact that was not observed.
 const NOTHING: &str = "(not observed)";
+
+/// Checks that the sets are of the two subjects: a set that is compared with one of the same subject shows no difference.
+/// With `emulated`, the emulator may be on both sides, to test the comparison.
+///
+/// # Errors
+/// When the first set is the emulator's, or the second one is not.
+pub fn check(library: &Value, emulator: &Value, emulated: bool) -> Result<(), Failure> {
+    let is_emulators = |facts: &Value| facts["subject"] == runner::EMULATOR;
+    if is_emulators(library) && !emulated {
+        let text = "the first facts are the emulator's, not NCCL's; --emulated allows that";
+        return Err(Failure::usage(text));
+    }
+    if !is_emulators(emulator) {
+        let subject = emulator["subject"]
+            .as_str()
+            .unwrap_or("nothing that they name");
+        let text = format!("the second facts are not the emulator's: they are of {subject}");
+        return Err(Failure::usage(text));
+    }
+    Ok(())
+}
 
 /// Compares the programs that both sets have.
 #[must_use]
@@ -176,6 +198,22 @@ mod tests {
         let text = markdown(&rows);
         assert!(text.contains("there is no buffer in between"), "{text}");
         assert!(text.contains("| a | b | **different** |"), "{text}");
+    }
+
+    #[test]
+    fn the_emulator_is_not_compared_with_itself_unless_that_is_meant() {
+        let of = |subject: &str| json!({"subject": subject, "programs": {}});
+        let (nccl, emulator) = (of("NCCL /lib/libnccl.so.2"), of(runner::EMULATOR));
+        check(&nccl, &emulator, false).unwrap();
+        check(&emulator, &emulator, true).unwrap();
+        let error = check(&emulator, &emulator, false).unwrap_err().to_string();
+        assert!(error.contains("--emulated"), "{error}");
+        let error = check(&nccl, &nccl, true).unwrap_err().to_string();
+        assert!(
+            error.contains("they are of NCCL /lib/libnccl.so.2"),
+            "{error}"
+        );
+        assert!(check(&nccl, &json!({}), false).is_err());
     }
 
     #[test]

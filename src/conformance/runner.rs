@@ -27,6 +27,9 @@ const LIBRARY_DEADLINE: Duration = Duration::from_secs(20);
 /// Programs that run at a time: they wait more than they compute.
 const AT_A_TIME: usize = 3;
 
+/// The subject of facts that the emulator's own NCCL gave.
+pub(super) const EMULATOR: &str = "the emulator";
+
 /// Which programs to run, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
@@ -111,7 +114,7 @@ pub fn all(selection: Selection<'_>) -> Result<(Value, usize), Failure> {
     let emulated = std::env::var("NCCL_EMULATOR").is_ok_and(|value| value == "1");
     let carried = std::env::var("NCCL_EMULATOR_NCCL").unwrap_or_default();
     let subject = match (emulated, carried.is_empty()) {
-        (true, true) => "the emulator".to_owned(),
+        (true, true) => EMULATOR.to_owned(),
         (true, false) => format!("NCCL {carried} on the emulator's driver"),
         (false, _) => subject.trim().to_owned(),
     };

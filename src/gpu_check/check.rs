@@ -3,6 +3,7 @@
 //! Early results decide about later steps: tests, conformance programs and measurements use the arrangements of ranks
 //! that work here.
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use super::bundle::{Unpacked, unpack};
 use super::options::Options;
 use super::processes::Token;
-use super::report::Report;
+use super::report::{FILES, Report};
 use super::step::{Outcome, Record, Step};
 use super::{ARRANGEMENTS, MOST_RANKS, PROGRAMS};
 use crate::failure::{Exit, Failure};
@@ -35,7 +36,7 @@ const SHARING: [(&str, &str); 3] = [
 ];
 
 /// Variables that would make the check measure something else than it reports.
-const UNWANTED: [&str; 15] = [
+const UNWANTED: [&str; 16] = [
     "NCCL_COMM_BLOCKING",
     "NCCL_COMM_ID",
     "NCCL_EMULATOR",
@@ -43,6 +44,7 @@ const UNWANTED: [&str; 15] = [
     "NCCL_EMULATOR_FAULTS",
     "NCCL_EMULATOR_LATE_WRITES",
     "NCCL_EMULATOR_MEMORY",
+    "NCCL_EMULATOR_NCCL",
     "NCCL_EMULATOR_STRICT",
     "NCCL_EMULATOR_VERSION",
     "NCCL_RUN_RANK",
@@ -55,6 +57,11 @@ const UNWANTED: [&str; 15] = [
 
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// The reason of every step that is left out because ranks cannot meet.
+/// The steps that find the facts which are then compared.
+const SIDES: [&str; 2] = ["conformance of the library", "conformance of the emulator"];
+const NO_ARRANGEMENT: &str = "no arrangement of two ranks works here";
+
 /// Runs the check and writes the reports. Returns the exit code of the program.
 ///
 /// # Errors
@@ -63,8 +70,10 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     let io =
         |error: io::Error| Failure::new(Exit::Usage, format!("{}: {error}", options.out.display()));
     let logs = options.out.join("logs");
-    std::fs::create_dir_all(&logs).map_err(io)?;
+    fs::create_dir_all(&logs).map_err(io)?;
     let out = options.out.canonicalize().map_err(io)?;
+    // A check that is cut off before its first step must not leave the verdict of an earlier one.
+    remove(&FILES.map(|file| out.join(file))).map_err(io)?;
     let unpacked_at = out.join("unpacked");
     let unpacked = unpack(&options.bundle, &unpacked_at, !options.emulated)?;
     let mut check = Check {
@@ -79,11 +88,63 @@ pub fn run(options: &Options) -> Result<u8, Failure> {
     let left = check.token.end(Duration::from_secs(2));
     check.report.left_behind = left.into_iter().map(|process| process.command).collect();
     if !options.keep {
-        let _ = std::fs::remove_dir_all(&unpacked_at);
+        let _ = fs::remove_dir_all(&unpacked_at);
     }
+    check.report.complete = done.is_ok();
     check.report.write(&out).map_err(io)?;
     done.map_err(io)?;
+    for objection in check.report.objections() {
+        println!("==== not good: {objection}");
+    }
     Ok(u8::from(!check.report.is_good()))
+}
+
+/// Removes what an earlier check left in the same directory, if it did.
+fn remove(files: &[PathBuf]) -> io::Result<()> {
+    for file in files {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns the cheapest working arrangement, for programs that support any.
+fn cheapest(ways: &[&'static str]) -> Option<&'static str> {
+    ["threads", "processes-mps", "processes"]
+        .into_iter()
+        .find(|way| ways.contains(way))
+}
+
+/// Returns the working arrangements by the names that the tests know. Processes that work only under MPS count as
+/// processes, because each test binary is started under MPS as a whole.
+fn for_tests(ways: &[&str]) -> String {
+    let mut names: Vec<&str> = ways
+        .iter()
+        .map(|way| way.trim_end_matches("-mps"))
+        .filter(|way| ["threads", "processes"].contains(way))
+        .collect();
+    names.dedup();
+    names.join(",")
+}
+
+/// Returns the tests of a module, or of all modules if it is empty, in what a test binary lists.
+fn listed(output: &str, module: &str) -> Vec<String> {
+    output
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .filter(|test| test.starts_with(module))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns the outcome of listing the tests of a file, which is not to have none.
+fn listing(outcome: Outcome, tests: &[String]) -> Outcome {
+    match outcome {
+        Outcome::Passed if tests.is_empty() => Outcome::Failed("it lists no test".to_owned()),
+        outcome => outcome,
+    }
 }
 
 struct Check<'a> {
@@ -132,14 +193,8 @@ impl Check<'_> {
                 command.env("NCCL_LIBRARY", library);
             }
         }
-        let ways: Vec<&str> = self
-            .ways
-            .iter()
-            .copied()
-            .filter(|way| ["threads", "processes"].contains(way))
-            .collect();
         command
-            .env(ARRANGEMENTS, ways.join(","))
+            .env(ARRANGEMENTS, for_tests(&self.ways))
             .env(MOST_RANKS, "4")
             .env(PROGRAMS, &self.unpacked.programs);
         command
@@ -173,33 +228,36 @@ impl Check<'_> {
         };
         println!("==== {name}");
         let record = step.run(&self.logs, &self.token)?;
+        self.add(record.clone())?;
+        Ok(Some(record))
+    }
+
+    fn add(&mut self, record: Record) -> io::Result<()> {
         let seconds = record.took.as_secs_f64();
         println!(
             "     {} {} ({seconds:.1} s)",
             record.outcome.word(),
             record.outcome.detail()
         );
-        self.report.add(record.clone());
+        self.report.add(record);
         // Written after every step, in case the check does not complete.
         self.report
-            .write(self.logs.parent().expect("it is in the output directory"))?;
-        Ok(Some(record))
+            .write(self.logs.parent().expect("it is in the output directory"))
     }
 
     fn skip(&mut self, name: &str, reason: &str) {
         if self.options.wants(name) {
             println!("==== {name}\n     skipped: {reason}");
-            self.report.add(Record {
-                name: name.to_owned(),
-                command: String::new(),
-                outcome: Outcome::Skipped(reason.to_owned()),
-                counts: false,
-                took: Duration::ZERO,
-                result: None,
-                tail: Vec::new(),
-                log: PathBuf::new(),
-            });
+            let outcome = Outcome::Skipped(reason.to_owned());
+            self.report.add(without_command(name, outcome, false));
         }
+    }
+
+    /// Adds a failure of the check that is no failure of a command.
+    fn fail(&mut self, name: &str, reason: &str) -> io::Result<()> {
+        println!("==== {name}");
+        let outcome = Outcome::Failed(reason.to_owned());
+        self.add(without_command(name, outcome, true))
     }
 
     /// Facts about the machine; no later step needs them.
@@ -256,37 +314,58 @@ impl Check<'_> {
         if !self.options.wants("arrangement") {
             self.ways.retain(|way| !way.ends_with("-mps"));
         }
+        // One arrangement that does not work is a result. If none does, almost everything else is left out.
+        if self.options.only.is_empty() && cheapest(&self.ways).is_none() {
+            self.fail("arrangements", NO_ARRANGEMENT)?;
+        }
         Ok(())
     }
 
-    /// The cheapest working arrangement, for programs that support any.
-    fn way(&self) -> Option<&'static str> {
-        ["threads", "processes-mps", "processes"]
-            .into_iter()
-            .find(|way| self.ways.contains(way))
-    }
-
     fn tests(&mut self) -> io::Result<()> {
-        for file in self.names("tests") {
+        let files = self.names("tests");
+        if files.is_empty() && self.options.wants_some("tests") {
+            self.fail("tests", "the bundle names no tests")?;
+        }
+        for file in files {
             // A binary, or a module of one.
             let (binary, module) = match file.split_once("::") {
                 Some((binary, module)) => (binary, format!("{module}::")),
                 None => (&*file, String::new()),
             };
-            let mut list = self.program(&format!("deps/{binary}"));
-            let output = list
-                .args(["--list", "--format", "terse"])
-                .stdin(Stdio::null())
-                .output()?;
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            let tests = text.lines().filter_map(|line| line.strip_suffix(": test"));
-            for test in tests.filter(|test| test.starts_with(&module)) {
+            let name = format!("tests {binary} {module}");
+            let name = name.trim_end();
+            if !self.options.wants_some(name) {
+                continue;
+            }
+            for test in self.list(name, binary, &module)? {
                 let mut command = self.for_processes(&format!("deps/{binary}"));
-                command.args(["--exact", test, "--nocapture", "--test-threads", "1"]);
+                command.args(["--exact", &test, "--nocapture", "--test-threads", "1"]);
                 self.run(&format!("tests {binary} {test}"), command, MINUTE * 3, true)?;
             }
         }
         Ok(())
+    }
+
+    /// Returns the tests of a file. A file whose tests cannot be listed is a failed step, and has none.
+    fn list(&mut self, name: &str, binary: &str, module: &str) -> io::Result<Vec<String>> {
+        let mut command = self.program(&format!("deps/{binary}"));
+        command.args(["--list", "--format", "terse"]);
+        let step = Step {
+            name: name.to_owned(),
+            command,
+            deadline: MINUTE,
+            counts: true,
+        };
+        let mut record = step.run(&self.logs, &self.token)?;
+        let text = fs::read(&record.log)?;
+        let tests = listed(&String::from_utf8_lossy(&text), module);
+        record.outcome = listing(record.outcome, &tests);
+        if record.outcome == Outcome::Passed {
+            return Ok(tests);
+        }
+        println!("==== {}", record.name);
+        self.add(record)?;
+        Ok(Vec::new())
     }
 
     fn names(&self, kind: &str) -> Vec<String> {
@@ -296,23 +375,25 @@ impl Check<'_> {
     }
 
     fn conformance(&mut self) -> io::Result<()> {
-        let Some(way) = self.way() else {
-            self.skip("conformance", "no arrangement of two ranks works here");
+        let facts = ["library", "emulator"]
+            .map(|name| self.logs.join(format!("conformance-{name}-facts.json")));
+        // Otherwise the facts of an earlier check would be compared if a side of this one leaves none.
+        for (file, step) in facts.iter().zip(SIDES) {
+            if self.options.wants(step) {
+                remove(std::slice::from_ref(file))?;
+            }
+        }
+        let [ours, theirs] = facts;
+        let Some(way) = cheapest(&self.ways) else {
+            self.skip("conformance", NO_ARRANGEMENT);
             return Ok(());
         };
         let way = way.trim_end_matches("-mps");
-        let [ours, theirs] = ["library", "emulator"]
-            .map(|name| self.logs.join(format!("conformance-{name}-facts.json")));
         let mut command = self.for_processes("conformance");
         command
             .args(["run", "--arrangement", way, "--out"])
             .arg(&ours);
-        self.run(
-            "conformance of the library",
-            command,
-            MINUTE * 15,
-            self.options.emulated,
-        )?;
+        self.run(SIDES[0], command, MINUTE * 15, self.options.emulated)?;
         let mut command = self.program("conformance");
         command
             .args(["run", "--arrangement", way, "--out"])
@@ -320,16 +401,20 @@ impl Check<'_> {
             .env("NCCL_EMULATOR", "1")
             .env("NCCL_EMULATOR_DEVICES", "1")
             .env_remove("NCCL_LIBRARY");
-        self.run("conformance of the emulator", command, MINUTE * 15, true)?;
+        self.run(SIDES[1], command, MINUTE * 15, true)?;
         let mut command = self.program("conformance");
-        command.arg("compare").arg(&ours).arg(&theirs);
+        command.arg("compare");
+        if self.options.emulated {
+            command.arg("--emulated");
+        }
+        command.arg(&ours).arg(&theirs);
         self.run("conformance compared", command, MINUTE, true)?;
         Ok(())
     }
 
     fn benchmark(&mut self) -> io::Result<()> {
-        let Some(way) = self.way() else {
-            self.skip("all_to_all_perf", "no arrangement of two ranks works here");
+        let Some(way) = cheapest(&self.ways) else {
+            self.skip("all_to_all_perf", NO_ARRANGEMENT);
             return Ok(());
         };
         let spawn = way.trim_end_matches("-mps");
@@ -370,8 +455,8 @@ impl Check<'_> {
     }
 
     fn measurements(&mut self) -> io::Result<()> {
-        let Some(way) = self.way() else {
-            self.skip("measure", "no arrangement of two ranks works here");
+        let Some(way) = cheapest(&self.ways) else {
+            self.skip("measure", NO_ARRANGEMENT);
             return Ok(());
         };
         for measurement in measure::MEASUREMENTS {
@@ -476,6 +561,20 @@ impl Check<'_> {
     }
 }
 
+/// The record of something that is not the outcome of a command.
+fn without_command(name: &str, outcome: Outcome, counts: bool) -> Record {
+    Record {
+        name: name.to_owned(),
+        command: String::new(),
+        outcome,
+        counts,
+        took: Duration::ZERO,
+        result: None,
+        tail: Vec::new(),
+        log: PathBuf::new(),
+    }
+}
+
 /// `mpi.h` of the bundle is a header alone; the linker still wants a library of that name.
 const BUILD_NCCL_TESTS: &str = r#"
 mkdir -p "$MPI/include" "$MPI/lib" "$NCCL/lib"
@@ -488,3 +587,50 @@ make -C "$SOURCES/src" -j "$(nproc)" BUILDDIR="$SOURCES/build" CUDA_HOME="$CUDA"
     MPI=1 MPI_HOME="$MPI" NVCC_GENCODE="-gencode=arch=compute_90,code=sm_90" \
     "$SOURCES/build/alltoall_perf"
 "#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_work_only_under_mps_are_processes_for_the_tests() {
+        assert_eq!(for_tests(&["one-thread", "processes-mps"]), "processes");
+        assert_eq!(for_tests(&WAYS), "threads,processes");
+        assert_eq!(for_tests(&["one-thread", "hosts"]), "");
+    }
+
+    #[test]
+    fn the_cheapest_arrangement_is_one_that_every_program_knows() {
+        assert_eq!(cheapest(&WAYS), Some("threads"));
+        assert_eq!(
+            cheapest(&["processes", "processes-mps"]),
+            Some("processes-mps")
+        );
+        assert_eq!(cheapest(&["one-thread", "hosts"]), None);
+    }
+
+    #[test]
+    fn a_file_without_tests_is_a_failure_and_keeps_its_own() {
+        let output = "plans::one: test\nmemory::two: test\nplans::three: benchmark\n";
+        let tests = listed(output, "plans::");
+        assert_eq!(tests, ["plans::one"]);
+        assert_eq!(listed(output, "").len(), 2);
+        assert_eq!(listing(Outcome::Passed, &tests), Outcome::Passed);
+        let none = listed(output, "aborts::");
+        let failed = Outcome::Failed("it lists no test".to_owned());
+        assert_eq!(listing(Outcome::Passed, &none), failed);
+        let killed = Outcome::Failed("killed by signal 11".to_owned());
+        assert_eq!(listing(killed.clone(), &none), killed);
+        assert_eq!(listing(killed.clone(), &tests), killed);
+    }
+
+    #[test]
+    fn what_an_earlier_check_left_is_removed_and_need_not_be_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = ["facts.json", "absent.json"].map(|name| directory.path().join(name));
+        fs::write(&files[0], "{}").unwrap();
+        remove(&files).unwrap();
+        assert!(!files[0].exists());
+        assert!(remove(&[directory.path().to_owned()]).is_err());
+    }
+}

@@ -31,7 +31,7 @@ full         and the measurements, and the comparison with nccl-tests if the bun
 --out        where the reports go; ./report unless given
 --only       only steps whose names begin like this
 --keep       leave the unpacked programs in DIRECTORY/unpacked
-exit codes: 0 nothing failed, 1 something did, 2 it could not be tried
+exit codes: 0 something passed and nothing failed, 1 otherwise, 2 it could not be tried
 ";
 
 impl Options {
@@ -78,6 +78,12 @@ impl Options {
     pub fn wants(&self, step: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| step.starts_with(&**name))
     }
+
+    /// Whether a step is to run whose name begins like this, if there is one.
+    #[must_use]
+    pub fn wants_some(&self, beginning: &str) -> bool {
+        self.wants(beginning) || self.only.iter().any(|name| name.starts_with(beginning))
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +102,15 @@ mod tests {
         assert!(options.wants("tests memory") && !options.wants("conformance"));
         assert!(!parse("").unwrap().unwrap().full);
         assert_eq!(parse("--help").unwrap(), None);
+    }
+
+    #[test]
+    fn the_beginning_of_names_is_wanted_if_one_of_them_may_be() {
+        let options = parse("--only tests.api.plans::kept").unwrap().unwrap();
+        assert!(options.wants_some("tests") && options.wants_some("tests.api.plans::"));
+        assert!(options.wants_some("tests.api.plans::kept_twice"));
+        assert!(!options.wants_some("tests.api.memory::") && !options.wants_some("measure"));
+        assert!(parse("").unwrap().unwrap().wants_some("measure"));
     }
 
     #[test]

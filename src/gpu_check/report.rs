@@ -11,11 +11,16 @@ use super::bundle::Unpacked;
 use super::options::Options;
 use super::step::{Outcome, Record};
 
+/// The names of the reports.
+pub const FILES: [&str; 2] = ["report.json", "report.md"];
+
 /// All results, in order.
 #[derive(Debug)]
 pub struct Report {
     /// Facts about the machine.
     pub machine: Vec<(&'static str, String)>,
+    /// Whether the check came to its end; a report is also written after every step.
+    pub complete: bool,
     /// Processes that were still there at the end, and were killed.
     pub left_behind: Vec<String>,
     title: String,
@@ -36,6 +41,7 @@ impl Report {
         };
         Self {
             machine: Vec::new(),
+            complete: false,
             left_behind: Vec::new(),
             title: format!("Check of nccl on {subject}"),
             mode: if options.full { "full" } else { "quick" },
@@ -50,13 +56,35 @@ impl Report {
         self.records.push(record);
     }
 
-    /// Returns whether all steps that count passed, and no process was left running.
+    /// Returns whether the check came to its end, a step passed, none that counts failed, and no process was left
+    /// running.
     #[must_use]
     pub fn is_good(&self) -> bool {
-        self.left_behind.is_empty()
-            && self.records.iter().all(|record| {
-                !record.counts || matches!(record.outcome, Outcome::Passed | Outcome::Skipped(_))
-            })
+        self.objections().is_empty()
+    }
+
+    /// Returns the reasons why the check is not good.
+    #[must_use]
+    pub fn objections(&self) -> Vec<String> {
+        let count = |is: fn(&Record) -> bool| self.records.iter().filter(|one| is(one)).count();
+        let passed = count(|one| one.outcome == Outcome::Passed);
+        let failed = count(|one| {
+            one.counts && !matches!(one.outcome, Outcome::Passed | Outcome::Skipped(_))
+        });
+        let mut objections = Vec::new();
+        if !self.complete {
+            objections.push("it did not come to its end".to_owned());
+        }
+        if passed == 0 {
+            objections.push("no step passed".to_owned());
+        }
+        if failed > 0 {
+            objections.push(format!("steps that must not fail and did: {failed}"));
+        }
+        if !self.left_behind.is_empty() {
+            objections.push("processes were left behind".to_owned());
+        }
+        objections
     }
 
     /// Writes both reports into `directory`.
@@ -65,8 +93,9 @@ impl Report {
     /// The file system's.
     pub fn write(&self, directory: &Path) -> io::Result<()> {
         let json = format!("{:#}\n", self.json());
-        fs::write(directory.join("report.json"), json)?;
-        fs::write(directory.join("report.md"), self.markdown())
+        let [for_programs, for_people] = FILES.map(|file| directory.join(file));
+        fs::write(for_programs, json)?;
+        fs::write(for_people, self.markdown())
     }
 
     fn json(&self) -> Value {
@@ -96,6 +125,7 @@ impl Report {
             "mode": self.mode,
             "emulated": self.emulated,
             "good": self.is_good(),
+            "complete": self.complete,
             "bundle": self.bundle,
             "machine": machine,
             "environment": environment(),
@@ -122,6 +152,9 @@ impl Report {
             count("TIMED OUT"),
             count("skipped"),
         );
+        for objection in self.objections() {
+            let _ = writeln!(text, "- **not good**: {objection}");
+        }
         for (name, line) in &self.machine {
             let _ = writeln!(
                 text,
@@ -182,4 +215,85 @@ fn environment() -> Value {
         ours.then(|| (name, value.to_string_lossy().into_owned().into()))
     });
     Value::Object(variables.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A report of a check that came to its end, with these steps.
+    fn report(steps: &[(Outcome, bool)]) -> Report {
+        let options = Options::parse(std::iter::empty()).unwrap().unwrap();
+        let unpacked = Unpacked {
+            programs: PathBuf::new(),
+            library: None,
+            description: json!({"commit": "abc"}),
+        };
+        let mut report = Report::new(&options, &unpacked);
+        report.complete = true;
+        for (outcome, counts) in steps {
+            report.add(Record {
+                name: "a step".to_owned(),
+                command: String::new(),
+                outcome: outcome.clone(),
+                counts: *counts,
+                took: Duration::ZERO,
+                result: None,
+                tail: Vec::new(),
+                log: PathBuf::new(),
+            });
+        }
+        report
+    }
+
+    fn failed() -> Outcome {
+        Outcome::Failed("exit code 1".to_owned())
+    }
+
+    fn skipped() -> Outcome {
+        Outcome::Skipped("there is no second device".to_owned())
+    }
+
+    #[test]
+    fn a_check_is_good_if_something_passed_and_nothing_that_counts_failed() {
+        let good = report(&[
+            (Outcome::Passed, true),
+            (failed(), false),
+            (skipped(), true),
+        ]);
+        assert!(good.is_good() && good.objections().is_empty());
+        let bad = report(&[(Outcome::Passed, true), (failed(), true)]);
+        assert_eq!(bad.objections(), ["steps that must not fail and did: 1"]);
+        let late = Outcome::TimedOut(Duration::ZERO);
+        assert!(!report(&[(Outcome::Passed, true), (late, true)]).is_good());
+        let mut left = report(&[(Outcome::Passed, true)]);
+        left.left_behind.push("sleep 600".to_owned());
+        assert_eq!(left.objections(), ["processes were left behind"]);
+    }
+
+    #[test]
+    fn a_check_in_which_nothing_passed_is_not_good() {
+        let nothing_passed = [vec![], vec![(skipped(), true)], vec![(failed(), false)]];
+        for steps in nothing_passed {
+            assert_eq!(report(&steps).objections(), ["no step passed"]);
+        }
+    }
+
+    #[test]
+    fn a_check_that_was_cut_off_is_not_good_and_both_reports_say_so() {
+        let mut report = report(&[(Outcome::Passed, true)]);
+        assert_eq!(report.json()["complete"], true);
+        assert_eq!(report.json()["good"], true);
+        report.complete = false;
+        assert_eq!(report.json()["complete"], false);
+        assert_eq!(report.json()["good"], false);
+        let text = report.markdown();
+        assert!(
+            text.contains("not good**: it did not come to its end"),
+            "{text}"
+        );
+    }
 }

@@ -26,28 +26,28 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             }
         }
     }
-    match broken.is_empty() {
-        true => {
-            eprintln!("links: {checked} lead to something");
-            Ok(())
-        }
-        false => Err(broken.join("\n").into()),
+    eprintln!("{}", verdict(checked, &broken)?);
+    Ok(())
+}
+
+/// Returns the message of success. A repository without links is one whose pages were not found.
+fn verdict(checked: usize, broken: &[String]) -> Result<String> {
+    if !broken.is_empty() {
+        return Err(broken.join("\n").into());
+    }
+    match checked {
+        0 => Err("links: no link was checked".into()),
+        checked => Ok(format!("links: {checked} lead to something")),
     }
 }
 
 /// Returns the pages of the repository, by their paths in it.
 pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("git")
-        .args([
-            "ls-files",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            "*.md",
-        ])
-        .current_dir(root)
-        .output()?;
-    let files = String::from_utf8(output.stdout)?;
+    let mut list = Command::new("git");
+    list.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
+    // A hook of git sets the first two, for the repository that it belongs to.
+    list.env_remove("GIT_DIR").env_remove("GIT_INDEX_FILE");
+    let files = workspace::output(list.arg("*.md").current_dir(root))?;
     let there = files.lines().map(PathBuf::from);
     Ok(there.filter(|page| root.join(page).exists()).collect())
 }
@@ -222,6 +222,26 @@ mod tests {
             ("l\nm", "n", "[l\nm](n)"),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_broken_link_fails_and_so_do_no_links_at_all() {
+        let said = verdict(7, &[]).unwrap();
+        assert_eq!(said, "links: 7 lead to something");
+        let broken = ["README.md: (a.md) is no file".to_owned()];
+        let error = verdict(7, &broken).unwrap_err().to_string();
+        assert!(error.contains("a.md"), "{error}");
+        assert!(verdict(0, &[]).is_err());
+    }
+
+    #[test]
+    fn pages_that_git_does_not_list_are_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        // No repository, wherever temporary directories are.
+        fs::write(directory.path().join(".git"), "gitdir: absent\n").unwrap();
+        fs::write(directory.path().join("page.md"), "[a](b)\n").unwrap();
+        let error = pages(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("ls-files"), "{error}");
     }
 
     #[test]

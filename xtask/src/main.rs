@@ -111,7 +111,7 @@ const CHORES: &[Chore] = &[
     Chore {
         name: "check-symbols",
         arguments: "[--all|--oldest-and-newest|--release X.Y.Z]",
-        purpose: "fail if nccl-sys or the emulator disagree with real libraries about functions",
+        purpose: "fail if real libraries have other functions than nccl-sys or the emulator say, or take another interface than preflight predicts",
         run: check_symbols::run,
     },
     Chore {

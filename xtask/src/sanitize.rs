@@ -40,6 +40,8 @@ impl Sanitizer {
 
 /// The crates whose unit tests run: the emulator runs in the same process as `nccl`, and is checked as well.
 const CRATES: &[&str] = &[
+    "--package=nccl-sys",
+    "--package=lsa-protocol",
     "--package=nccl",
     "--package=nccl-base",
     "--package=nccl-control",
@@ -269,6 +271,7 @@ fn need_library_sources() -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::house;
 
     /// An outdated name in the lists would silently leave nothing out.
     #[test]
@@ -324,6 +327,16 @@ mod tests {
                 panic!("one command");
             };
             assert_eq!(unit.targets, ["--lib"]);
+        }
+    }
+
+    #[test]
+    fn every_crate_of_the_product_is_checked() {
+        // All of candle would be built with the sanitizer as well.
+        let all = house::CRATES.iter().map(|path| house::package_of(path));
+        for package in all.filter(|package| *package != "nccl-candle") {
+            let option = format!("--package={package}");
+            assert!(CRATES.contains(&&*option), "{package}");
         }
     }
 

@@ -1,5 +1,5 @@
 //! The predicted interface is the one that NCCL takes: compared with a real library, which `NCCL_TEST_LIBRARY` names,
-//! of any release. No GPU is needed.
+//! of any release; `cargo xtask check-symbols` fetches several and runs this. No GPU is needed.
 
 use std::error::Error;
 
@@ -45,12 +45,14 @@ fn logged(text: &str) -> Option<(String, String)> {
 fn the_interface_that_nccl_takes_is_the_one_that_was_predicted() {
     use nccl_tools::gpu_check::verdict::Verdict;
     use std::io::Write as _;
-    let Some(library) = std::env::var_os("NCCL_TEST_LIBRARY") else {
-        let why = "NCCL_TEST_LIBRARY names no real libnccl.so.2";
+    let left_out = |why: &str| {
         Verdict::NotTested(why.to_owned()).leave();
         // Not `eprintln!`, which the test harness would capture.
         let message = format!("NOT TESTED: {why}\n");
-        return std::io::stderr().write_all(message.as_bytes()).unwrap();
+        std::io::stderr().write_all(message.as_bytes()).unwrap();
+    };
+    let Some(library) = std::env::var_os("NCCL_TEST_LIBRARY") else {
+        return left_out("NCCL_TEST_LIBRARY names no real libnccl.so.2");
     };
     let library = library.to_str().expect("a path in UTF-8").to_owned();
     let directory = tempfile::tempdir().unwrap();
@@ -139,7 +141,7 @@ fn the_interface_that_nccl_takes_is_the_one_that_was_predicted() {
     let mut asked = 0;
     for (interfaces, variables) in cases {
         let Some(hosts) = Hosts::new(&[interfaces]) else {
-            return;
+            return left_out("hosts that are namespaces need root, and ip of iproute2");
         };
         for variables in *variables {
             let mut more = vec![

@@ -56,6 +56,11 @@ const UNKNOWN: &[(&str, &[&str])] = &[
 /// The most packages that `nccl` may pull in without its default features, including itself: NCCL in a single process.
 const MOST_OF_CORE: usize = 34;
 
+/// Returns the packages of the table.
+pub(super) fn packages() -> impl Iterator<Item = &'static str> {
+    ALLOWED.iter().map(|(package, _)| *package)
+}
+
 /// Fails for every dependency that is not allowed, and every crate that is in no table.
 pub(crate) fn check() -> Result {
     let output = Command::new(env!("CARGO"))

@@ -3,8 +3,8 @@
 //! ```text
 //! cargo xtask real-nccl run   [--release X.Y.Z] [--cuda 12|13] [--topology NAME|FILE]
 //!                             (--example NAME [-- ARGUMENTS] | [--preload] -- COMMAND [ARGUMENTS])
-//! cargo xtask real-nccl test  [--release X.Y.Z] [--cuda 12|13] [--allow-missing] [--quick | --own | TEST FILE…]
-//!                             [-- TEST OPTIONS]
+//! cargo xtask real-nccl test  [--release X.Y.Z] [--cuda 12|13] [--allow-missing | --allow-missing-sources]
+//!                             [--quick | --own | TEST FILE…] [-- TEST OPTIONS]
 //! cargo xtask real-nccl valgrind [--release X.Y.Z] [--cuda 12|13] [-- TEST OPTIONS]
 //! cargo xtask real-nccl fetch [--release X.Y.Z] [--cuda 12|13]
 //! cargo xtask real-nccl terms [--release X.Y.Z] [--cuda 12|13]

@@ -49,7 +49,11 @@ pub(super) fn example(cuda: Cuda) -> Result<PathBuf> {
     };
     if !sources.join("plugin.cc").is_file() {
         let text = format!("{} has no plugin.cc", sources.display());
-        return Err(Unavailable(text).into());
+        // What the caller has named is to be there.
+        return Err(match given {
+            Some(_) => text.into(),
+            None => Unavailable(text).into(),
+        });
     }
     let compiled = compile(&sources, work.path(), cuda)?;
     let directory = kept.parent().unwrap_or(&cache);
@@ -119,6 +123,22 @@ fn mirrors() -> Result<Vec<String>> {
     Ok(mirrors)
 }
 
+/// A compiler that is there and fails is an error of its own.
+fn need_compiler(program: &OsStr) -> Result {
+    let mut version = Command::new(program);
+    version
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    match version.status() {
+        Err(error) => {
+            let text = format!("there is no C++ compiler ({}): {error}", program.display());
+            Err(Unavailable(text).into())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
 /// Compiles the plugin, as its own Makefile does, against the few functions of CUDA that it uses.
 fn compile(sources: &Path, work: &Path, cuda: Cuda) -> Result<PathBuf> {
     fs::write(work.join("cuda_runtime.h"), CUDA_RUNTIME)?;
@@ -128,9 +148,8 @@ fn compile(sources: &Path, work: &Path, cuda: Cuda) -> Result<PathBuf> {
     stub.args(["-shared", "-nostdlib", "-x", "c++", "/dev/null", "-o"])
         .arg(&runtime)
         .arg(format!("-Wl,-soname,libcudart.so.{cuda}"));
-    if let Err(error) = run_command(&mut stub) {
-        return Err(Unavailable(format!("there is no C++ compiler: {error}")).into());
-    }
+    need_compiler(stub.get_program())?;
+    run_command(&mut stub)?;
     let plugin = work.join("plugin.so");
     let mut command = Command::new("c++");
     command
@@ -148,4 +167,16 @@ fn compile(sources: &Path, work: &Path, cuda: Cuda) -> Result<PathBuf> {
     }
     run_command(command.arg("-Wl,--no-as-needed").arg(&runtime))?;
     Ok(plugin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compiler_that_is_absent_is_unavailable_and_one_that_fails_is_not() {
+        let error = need_compiler(OsStr::new("/absent/c++")).unwrap_err();
+        assert!(error.is::<Unavailable>(), "{error}");
+        need_compiler(OsStr::new("false")).unwrap();
+    }
 }

@@ -111,10 +111,16 @@ impl Selection {
         }
         Ok(selection)
     }
+
+    /// Returns whether a test uses what [`Others`] has.
+    fn needs_others(&self) -> bool {
+        self.unit || !self.own.is_empty()
+    }
 }
 
 pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString>) -> Result {
     let allow_missing = arguments.flag("--allow-missing");
+    let allow_missing_sources = arguments.flag("--allow-missing-sources");
     let extent = match (arguments.flag("--quick"), arguments.flag("--own")) {
         (false, false) => Extent::Whole,
         (true, false) => Extent::Quick,
@@ -148,31 +154,42 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
     };
     // A distribution may drop the sources at any time, so a change must not fail without them.
     let may_lack = allow_missing || extent == Extent::Quick;
-    let profiler = match profiler::example(asked.cuda) {
-        Err(error) if error.is::<Unavailable>() => {
-            eprintln!("NOT TESTED: NVIDIA's example of a profiler plugin: {error}");
-            if !may_lack {
-                return Err("--allow-missing goes on without it".into());
-            }
-            None
-        }
-        found => Some(found?),
-    };
-    let ep = match ep::release() {
-        Err(error) if error.is::<Unavailable>() => {
-            eprintln!("NOT TESTED: NVIDIA's NCCL EP: {error}");
-            if !may_lack {
-                return Err("--allow-missing goes on without it".into());
-            }
-            None
-        }
-        found => Some(found?),
+    let (profiler, ep) = match selection.needs_others() {
+        true => (
+            if_there(
+                profiler::example(asked.cuda),
+                "NVIDIA's example of a profiler plugin",
+                may_lack || allow_missing_sources,
+                "--allow-missing or --allow-missing-sources",
+            )?,
+            if_there(
+                ep::release(),
+                "NVIDIA's NCCL EP",
+                may_lack,
+                "--allow-missing",
+            )?,
+        ),
+        false => (None, None),
     };
     let others = Others {
         profiler: profiler.as_deref(),
         ep: ep.as_ref(),
     };
     run_all(&selection, &release, &all, others, &behind)
+}
+
+/// Returns `None`, with a message, for what cannot be fetched and `may_lack`. Any other error stays one.
+fn if_there<T>(found: Result<T>, what: &str, may_lack: bool, option: &str) -> Result<Option<T>> {
+    match found {
+        Err(error) if error.is::<Unavailable>() => {
+            eprintln!("NOT TESTED: {what}: {error}");
+            match may_lack {
+                true => Ok(None),
+                false => Err(format!("{option} goes on without {what}").into()),
+            }
+        }
+        found => found.map(Some),
+    }
 }
 
 /// What the tests about the libraries use beside them.
@@ -314,8 +331,9 @@ mod tests {
         let selection = select(&["compile_fail"]).unwrap();
         assert_eq!(names(&selection.on_it), ["compile_fail"]);
         assert!(!selection.unit && selection.own.is_empty());
+        assert!(!selection.needs_others());
         let selection = select(&["real", "real_faults"]).unwrap();
-        assert!(selection.unit && selection.on_it.is_empty());
+        assert!(selection.unit && selection.on_it.is_empty() && selection.needs_others());
         assert_eq!(names(&selection.own), ["real_faults"]);
     }
 
@@ -338,6 +356,18 @@ mod tests {
     #[test]
     fn a_file_that_there_is_not_is_wrong_usage() {
         assert!(select(&["colectives"]).unwrap_err().is::<Usage>());
+    }
+
+    #[test]
+    fn what_cannot_be_fetched_may_be_missing_and_what_fails_is_an_error() {
+        let missing = || -> Result<u8> { Err(Unavailable("no mirror".to_owned()).into()) };
+        let without = |found, may_lack| if_there(found, "the example", may_lack, "--option");
+        assert_eq!(without(missing(), true).unwrap(), None);
+        let error = without(missing(), false).unwrap_err().to_string();
+        assert!(error.contains("--option"), "{error}");
+        assert_eq!(without(Ok(7), false).unwrap(), Some(7));
+        let error = without(Err("it does not compile".into()), true).unwrap_err();
+        assert_eq!(error.to_string(), "it does not compile");
     }
 
     #[test]
