@@ -116,7 +116,6 @@ pub enum LoadError {
          it cannot have two copies of NCCL; use the loaded one or keep it from being loaded",
         wanted.display(), list(loaded)
     )]
-    #[non_exhaustive]
     AnotherIsLoaded {
         /// The file that was asked for.
         wanted: PathBuf,

@@ -23,6 +23,7 @@ mod examples;
 mod host_evidence;
 mod isolated_hosts;
 mod launch;
+mod libraries;
 mod manifests;
 mod nccl_environment;
 mod nccl_run;

@@ -171,14 +171,28 @@ impl Library {
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self> {
         forked::begin()?;
         let wanted = path.as_ref();
-        if let Some(loaded) = LOADED.get()
-            && loaded.path() == wanted
-        {
-            return Ok(loaded.clone());
+        let loader = sys::Loader::new().path(wanted);
+        let mut is_first = false;
+        let used = LOADED.get_or_try_init(|| {
+            is_first = true;
+            // SAFETY: by the caller's promise.
+            unsafe { open(&loader) }
+        })?;
+        if is_first || used.path() == wanted {
+            return Ok(used.clone());
         }
+        // A path through links, or another library that is in the process as well.
         // SAFETY: by the caller's promise.
-        let library = unsafe { open(&sys::Loader::new().path(wanted)) }?;
-        Ok(LOADED.get_or_init(|| library).clone())
+        let found = unsafe { loader.load() }?;
+        match found.path == used.path() {
+            true => Ok(used.clone()),
+            false => Err(sys::LoadError::AnotherIsLoaded {
+                wanted: wanted.to_owned(),
+                origin: found.origin,
+                loaded: vec![used.path().to_owned()],
+            }
+            .into()),
+        }
     }
 
     /// Uses a table of functions from the caller, for instance to measure the overhead of this crate

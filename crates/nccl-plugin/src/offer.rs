@@ -1,6 +1,6 @@
 //! Registers a plugin under the name by which NCCL asks for it.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, OsString, c_void};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
@@ -36,17 +36,26 @@ pub(crate) fn configured(variable: &str) -> Option<String> {
     if let Some(value) = std::env::var_os(variable) {
         return Some(value.display().to_string());
     }
-    let own = std::env::var_os("NCCL_CONF_FILE").map(PathBuf::from);
-    let of_home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".nccl.conf"));
-    let files = [own.or_else(of_home), Some(PathBuf::from("/etc/nccl.conf"))];
-    files.into_iter().flatten().find_map(|file| {
-        let text = std::fs::read_to_string(file).ok()?;
-        value_in(&text, variable)
-    })
+    let files = files(std::env::var_os("NCCL_CONF_FILE"), std::env::var_os("HOME"));
+    files
+        .iter()
+        .find_map(|file| value_in(&std::fs::read(file).ok()?, variable))
+}
+
+/// Returns NCCL's configuration files, in the order in which it reads them. An empty `NCCL_CONF_FILE` counts as unset.
+fn files(named: Option<OsString>, home: Option<OsString>) -> Vec<PathBuf> {
+    let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+    let of_home = || Some(PathBuf::from(home?).join(".nccl.conf"));
+    let own = named.or_else(of_home);
+    own.into_iter()
+        .chain([PathBuf::from("/etc/nccl.conf")])
+        .collect()
 }
 
 /// Returns the value of a variable in the text of a configuration file.
-fn value_in(text: &str, variable: &str) -> Option<String> {
+fn value_in(text: &[u8], variable: &str) -> Option<String> {
+    // NCCL reads bytes: a comment may be in any encoding.
+    let text = String::from_utf8_lossy(text);
     let lines = text.lines().map(str::trim);
     let value = lines
         .filter(|line| !line.starts_with('#'))
@@ -76,12 +85,28 @@ pub(crate) fn open(name: &CStr) -> Option<NonNull<c_void>> {
 
 #[cfg(test)]
 mod tests {
-    use super::value_in;
+    use std::path::Path;
+
+    use super::{files, value_in};
 
     #[test]
     fn a_value_of_a_configuration_file_is_found_and_a_comment_or_a_longer_name_is_none() {
-        let text = "# NCCL_NET_PLUGIN=no\nNCCL_NET_PLUGIN_MORE=x\n NCCL_NET_PLUGIN = aws \n";
+        let text =
+            b"# caf\xe9: NCCL_NET_PLUGIN=no\nNCCL_NET_PLUGIN_MORE=x\n NCCL_NET_PLUGIN = aws \n";
         assert_eq!(value_in(text, "NCCL_NET_PLUGIN").unwrap(), "aws");
         assert_eq!(value_in(text, "NCCL_PROFILER_PLUGIN"), None);
+    }
+
+    #[test]
+    fn a_file_that_is_named_comes_before_that_of_the_user_and_an_empty_name_is_none() {
+        let all = |named: Option<&str>, home: Option<&str>| {
+            files(named.map(Into::into), home.map(Into::into))
+        };
+        let [own, of_user, of_all] =
+            ["/x.conf", "/home/me/.nccl.conf", "/etc/nccl.conf"].map(Path::new);
+        assert_eq!(all(Some("/x.conf"), Some("/home/me")), [own, of_all]);
+        assert_eq!(all(Some(""), Some("/home/me")), [of_user, of_all]);
+        assert_eq!(all(None, Some("/home/me")), [of_user, of_all]);
+        assert_eq!(all(None, None), [of_all]);
     }
 }

@@ -15,6 +15,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 pub use elf::{Symbol, shared_object};
@@ -151,6 +152,13 @@ pub fn load(owner: &str, soname: &CStr, symbols: &[Symbol]) -> Result<(), StandI
     };
     // SAFETY: a live handle and a C string.
     let found = unsafe { libc::dlsym(handle, first.as_ptr()) };
+    if found.is_null() {
+        // Its table must not be corrected: it has other symbols.
+        return Err(StandInError::Refused {
+            soname: name(),
+            reason: "it has returned another object for this path".into(),
+        });
+    }
     let base = found.addr().wrapping_sub(address.addr());
     if base != 0 {
         correct(handle, base, symbols.len());
@@ -218,7 +226,12 @@ fn memory_file(owner: &str, soname: &CStr, bytes: &[u8]) -> io::Result<CString> 
     // By process id, not "self": a debugger that follows the path would look among its own
     // descriptors.
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-    std::fs::metadata(&path)?;
+    // Where /proc is that of another PID namespace, the number is another process's.
+    let (named, own) = (std::fs::metadata(&path)?, file.metadata()?);
+    if (named.dev(), named.ino()) != (own.dev(), own.ino()) {
+        let text = format!("{path} is another file");
+        return Err(io::Error::new(io::ErrorKind::NotFound, text));
+    }
     // Kept open for ever: the dynamic linker identifies the object by this path, and would mistake
     // another file with the same descriptor number for it.
     let _ = file.into_raw_fd();
@@ -283,6 +296,31 @@ mod tests {
         // SAFETY: dlsym gives null or the address of the function above.
         let function: Option<extern "C" fn() -> c_int> = unsafe { std::mem::transmute(symbol) };
         function.map(|function| function())
+    }
+
+    /// As after a `closefrom`: the next memory file gets the number, and so the path, of the first.
+    #[test]
+    fn an_object_that_the_linker_takes_for_another_one_is_refused_and_does_not_change_that_one() {
+        let one = [(c"forty_two", forty_two as *const c_void)];
+        let three = [c"a", c"b", c"c"].map(|name| (name, forty_two as *const c_void));
+        // Another thread may take the number first.
+        for attempt in 0..100 {
+            let [first, second] = ["first", "second"].map(|which| {
+                CString::new(format!("libnccl-emulator-test-{which}-{attempt}.so.7")).unwrap()
+            });
+            load("test", &first, &one).unwrap();
+            let path = loaded_from(&first).unwrap();
+            let number = path.file_name().unwrap().to_str().unwrap();
+            // SAFETY: `load` keeps the descriptor open only so that no other file gets its number.
+            unsafe { libc::close(number.parse().unwrap()) };
+            let loaded = load("test", &second, &three);
+            assert_eq!(ask(&first), Some(42));
+            if let Err(error) = loaded {
+                assert!(error.to_string().contains("another object"), "{error}");
+                return;
+            }
+        }
+        panic!("no memory file got the number of another one");
     }
 
     #[test]
