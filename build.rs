@@ -22,9 +22,11 @@ fn main() {
     set("RUSTFLAGS", one_line(&flags));
 
     // Changes of these files can change the commit or its comparison with the files.
-    for path in [
-        ".git/HEAD",
-        ".git/index",
+    let of_git = ["HEAD", "index"].map(|name| {
+        // In a worktree of git, they are elsewhere.
+        run(Command::new("git").args(["rev-parse", "--git-path", name])).unwrap_or_default()
+    });
+    for path in of_git.iter().map(String::as_str).chain([
         "Cargo.toml",
         "Cargo.lock",
         "build.rs",
@@ -35,7 +37,7 @@ fn main() {
         "nccl-sys/src",
         "nccl-emulator/src",
         "crates",
-    ] {
+    ]) {
         if Path::new(path).exists() {
             println!("cargo:rerun-if-changed={path}");
         }

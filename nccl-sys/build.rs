@@ -12,7 +12,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=build");
-    for variable in ["NCCL_HEADER", "NCCL_HOME"] {
+    for variable in [
+        "NCCL_HEADER",
+        "NCCL_HOME",
+        "LIBCLANG_PATH",
+        "BINDGEN_EXTRA_CLANG_ARGS",
+    ] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
 
@@ -28,6 +33,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
              file, or NCCL_HOME to a directory that has it as include/nccl.h",
         )?;
     println!("cargo:rerun-if-changed={}", header.display());
+    // The generator reads the headers for the device beside it.
+    if let Some(directory) = header.parent().map(|parent| parent.join("nccl_device"))
+        && directory.exists()
+    {
+        println!("cargo:rerun-if-changed={}", directory.display());
+    }
 
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("not run by cargo")?);
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("not run by cargo")?);
