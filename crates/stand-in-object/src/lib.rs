@@ -147,18 +147,24 @@ pub fn load(owner: &str, soname: &CStr, symbols: &[Symbol]) -> Result<(), StandI
             reason,
         });
     }
+    // SAFETY: `RTLD_NOLOAD` only asks.
+    let named = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if !named.is_null() {
+        // SAFETY: gives back the reference that the call above took.
+        unsafe { libc::dlclose(named) };
+    }
+    // If the descriptor of an earlier object was closed, this one may have its path, which the dynamic linker knows already.
+    if named != handle {
+        return Err(StandInError::Refused {
+            soname: name(),
+            reason: "it knows another object by this name or path".into(),
+        });
+    }
     let Some((first, address)) = symbols.first() else {
         return Ok(());
     };
     // SAFETY: a live handle and a C string.
     let found = unsafe { libc::dlsym(handle, first.as_ptr()) };
-    if found.is_null() {
-        // Its table must not be corrected: it has other symbols.
-        return Err(StandInError::Refused {
-            soname: name(),
-            reason: "it has returned another object for this path".into(),
-        });
-    }
     let base = found.addr().wrapping_sub(address.addr());
     if base != 0 {
         correct(handle, base, symbols.len());
@@ -298,29 +304,34 @@ mod tests {
         function.map(|function| function())
     }
 
-    /// As after a `closefrom`: the next memory file gets the number, and so the path, of the first.
+    /// As after a `closefrom`: the next memory file gets the number, and so the path, of the first. In a process of its own,
+    /// where no other test takes the number.
     #[test]
     fn an_object_that_the_linker_takes_for_another_one_is_refused_and_does_not_change_that_one() {
-        let one = [(c"forty_two", forty_two as *const c_void)];
-        let three = [c"a", c"b", c"c"].map(|name| (name, forty_two as *const c_void));
-        // Another thread may take the number first.
-        for attempt in 0..100 {
-            let [first, second] = ["first", "second"].map(|which| {
-                CString::new(format!("libnccl-emulator-test-{which}-{attempt}.so.7")).unwrap()
-            });
-            load("test", &first, &one).unwrap();
-            let path = loaded_from(&first).unwrap();
-            let number = path.file_name().unwrap().to_str().unwrap();
-            // SAFETY: `load` keeps the descriptor open only so that no other file gets its number.
-            unsafe { libc::close(number.parse().unwrap()) };
-            let loaded = load("test", &second, &three);
-            assert_eq!(ask(&first), Some(42));
-            if let Err(error) = loaded {
-                assert!(error.to_string().contains("another object"), "{error}");
-                return;
-            }
+        const CHILD: &str = "NCCL_TEST_CLOSED_NUMBER";
+        if std::env::var_os(CHILD).is_none() {
+            let name = std::thread::current().name().unwrap().to_owned();
+            let output = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", &name, "--nocapture"])
+                .env(CHILD, "1")
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{output:?}");
+            return;
         }
-        panic!("no memory file got the number of another one");
+        let (first, second) = (
+            c"libnccl-emulator-test-5.so.7",
+            c"libnccl-emulator-test-6.so.7",
+        );
+        load("test", first, &[(c"forty_two", forty_two as *const c_void)]).unwrap();
+        let path = loaded_from(first).unwrap();
+        let number = path.file_name().unwrap().to_str().unwrap();
+        // SAFETY: `load` keeps the descriptor open only so that no other file gets its number.
+        unsafe { libc::close(number.parse().unwrap()) };
+        let symbols = [c"a", c"b", c"c"].map(|name| (name, forty_two as *const c_void));
+        let error = load("test", second, &symbols).unwrap_err();
+        assert!(error.to_string().contains("another object"), "{error}");
+        assert_eq!(ask(first), Some(42));
     }
 
     #[test]
