@@ -57,9 +57,10 @@ const UNWANTED: [&str; 16] = [
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The reason of every step that is left out because ranks cannot meet.
 /// The steps that find the facts which are then compared.
 const SIDES: [&str; 2] = ["conformance of the library", "conformance of the emulator"];
+
+/// The reason of every step that is left out because ranks cannot meet.
 const NO_ARRANGEMENT: &str = "no arrangement of two ranks works here";
 
 /// Runs the check and writes the reports. Returns the exit code of the program.

@@ -151,8 +151,7 @@ mod tests {
     use super::*;
     use crate::preflight::Loaded;
     use crate::preflight::facts::Facts;
-    use crate::preflight::tests::ranks_on;
-    use nccl_base::system::variables::Variable;
+    use crate::preflight::tests::{ranks_on, set};
 
     fn with(hosts: &[&str], loaded: &[(&str, Option<&str>)]) -> Vec<Facts> {
         let mut facts = ranks_on(hosts);
@@ -170,15 +169,6 @@ mod tests {
         let mut found = Vec::new();
         check(&FactsView::of(facts), &mut found);
         found
-    }
-
-    fn set(facts: &mut Facts, name: &str, value: &str) {
-        let variable = Variable {
-            name: name.to_owned(),
-            value: value.to_owned(),
-            ..Variable::default()
-        };
-        facts.process.as_mut().unwrap().variables.push(variable);
     }
 
     #[test]

@@ -275,22 +275,13 @@ pub(in crate::preflight) fn suggestion<'f>(
 mod tests {
     use super::*;
     use crate::preflight::facts::{Facts, LoopbackName};
-    use crate::preflight::tests::{ranks_on, with_addresses};
+    use crate::preflight::tests::{ranks_on, set, with_addresses};
     use nccl_base::report::Report;
-    use nccl_base::system::variables::Variable;
 
     fn checked(facts: &[Facts]) -> Report {
         let mut found = Vec::new();
         check(&FactsView::of(facts), &mut found);
         Report::new(found)
-    }
-
-    fn set(facts: &mut Facts, name: &str, value: &str) {
-        facts.process.as_mut().unwrap().variables.push(Variable {
-            name: name.to_owned(),
-            value: value.to_owned(),
-            file: String::new(),
-        });
     }
 
     #[test]

@@ -197,9 +197,8 @@ fn some_without(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 mod tests {
     use super::*;
     use crate::preflight::facts::Facts;
-    use crate::preflight::tests::ranks_on;
+    use crate::preflight::tests::{ranks_on, set};
     use nccl_base::report::Report;
-    use nccl_base::system::variables::Variable;
 
     fn with_ports(hosts: &[&str], ports: &[usize]) -> Vec<Facts> {
         let mut facts = ranks_on(hosts);
@@ -214,14 +213,6 @@ mod tests {
             facts.process.as_mut().unwrap().ports = (0..count).map(port).collect();
         }
         facts
-    }
-
-    fn set(facts: &mut Facts, name: &str, value: &str) {
-        facts.process.as_mut().unwrap().variables.push(Variable {
-            name: name.to_owned(),
-            value: value.to_owned(),
-            file: String::new(),
-        });
     }
 
     fn checked(facts: &[Facts]) -> String {

@@ -396,7 +396,7 @@ fn narrow(
 mod tests {
     use super::*;
     use crate::preflight::facts::Facts;
-    use crate::preflight::tests::{ranks_on, with_addresses};
+    use crate::preflight::tests::{ranks_on, set, with_addresses};
     use nccl_base::report::Report;
 
     const REFUSED: u64 = 111;
@@ -521,14 +521,7 @@ mod tests {
     fn an_address_that_every_host_has_is_said_so_and_another_is_offered() {
         let (mut facts, mut listeners) = hosts();
         for facts in &mut facts[2..4] {
-            let process = facts.process.as_mut().unwrap();
-            process
-                .variables
-                .push(nccl_base::system::variables::Variable {
-                    name: String::from("NCCL_SOCKET_IFNAME"),
-                    value: String::from("docker"),
-                    file: String::new(),
-                });
+            set(facts, "NCCL_SOCKET_IFNAME", "docker");
         }
         listeners[1].at = String::from("172.17.0.1:4000");
         let report = checked(
@@ -563,14 +556,7 @@ mod tests {
     fn a_guess_that_is_out_of_reach_is_a_warning() {
         let (mut facts, mut listeners) = hosts();
         for facts in &mut facts[2..4] {
-            let process = facts.process.as_mut().unwrap();
-            process
-                .variables
-                .push(nccl_base::system::variables::Variable {
-                    name: String::from("NCCL_COMM_ID"),
-                    value: String::from("head:4000"),
-                    file: String::new(),
-                });
+            set(facts, "NCCL_COMM_ID", "head:4000");
         }
         let to_it = [failure(0, 2, REFUSED), failure(4, 2, REFUSED)];
         let report = checked(&facts, &listeners, &to_it);

@@ -9,6 +9,18 @@ mod random;
 use super::facts::{Facts, ProcessFacts};
 use super::interfaces::Address;
 pub(super) use fake_tree::Tree;
+use nccl_base::system::variables::Variable;
+
+/// Sets a variable in the environment of a rank.
+pub(super) fn set(facts: &mut Facts, name: &str, value: &str) {
+    let variable = Variable {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        file: String::new(),
+    };
+    facts.process.as_mut().unwrap().variables.push(variable);
+}
+
 /// Ranks that agree about everything, on these hosts.
 pub(super) fn ranks_on(hosts: &[&str]) -> Vec<Facts> {
     hosts
